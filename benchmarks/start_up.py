@@ -25,10 +25,10 @@ COMMANDS = {
     ],
     "import pacmr_lightning": ["-c", "import pacmr_lightning"],
     "pacmr --help": ["-m", "pacmr_lightning", "--help"],
-    "pacmr compare --help": ["-m", "pacmr_lightning", "compare", "--help"],
-    "pacmr memory --help": ["-m", "pacmr_lightning", "memory", "--help"],
     "pacmr audit --help": ["-m", "pacmr_lightning", "audit", "--help"],
+    "pacmr audit --help_all": ["-m", "pacmr_lightning", "audit", "--help_all"],
     "pacmr fit --help": ["-m", "pacmr_lightning", "fit", "--help"],
+    "pacmr predict --help": ["-m", "pacmr_lightning", "predict", "--help"],
     "pacmr fit --help_all": ["-m", "pacmr_lightning", "fit", "--help_all"],
 }
 

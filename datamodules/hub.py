@@ -10,11 +10,13 @@ import datasets
 from datasets import Dataset, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError
 from datasets.features.features import require_decoding
+from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest, is_file_of_rows
+from pacmr_lightning.hub_access import locate
 
 from .columns import PREFERENCES, SFT, Columns
 from .reading import arrow_row, written_once
@@ -30,6 +32,9 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
+    *owner, last = path.split("/")
+    its_cache = "___".join([*owner, camelcase_to_snakecase(last)])
+    locate(path, "dataset", Path(datasets.config.HF_DATASETS_CACHE, its_cache))
     try:
         if isinstance(load_dataset_builder(path, **options).config, CsvConfig):
             # By default pandas reads the texts None, NA and null as missing.

@@ -339,17 +339,19 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 pairs.check_model(policy)
 
     def fill_reference(self, policy: PolicyModel) -> None:
-        """Set the reference log-probabilities of all pairs for ``reference: cached``, before training."""
+        """Set the reference log-probabilities of training and meta pairs for ``reference: cached``.
+
+        Validation needs the reference's logits for the KL, so it runs the reference itself.
+        """
         self.check_model(policy)
         if self.reference == "live":
             return
-        assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
+        assert self.trainer is not None and self.train_pairs is not None
         rank, world_size = self._ranks
         barrier = self.trainer.strategy.barrier
         options: dict[str, Any] = {"rank": rank, "world_size": world_size, "barrier": barrier}
         everything = self._all_train_pairs
         self.train_pairs.reference = everything.reference_log_probs(policy, **options)[self._kept]
-        self.validation_pairs.reference = self.validation_pairs.reference_log_probs(policy, **options)
         if self.clean_pairs is not None:
             self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, **options)
         elif self.meta_every is not None:

@@ -80,13 +80,13 @@ class TrainingStream(TorchDataset[TrainingBatch]):
                 f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size {meta_batch_size}; give "
                 "more clean pairs or lower meta_batch_size."
             )
-        if len(self.eligible) < meta_batch_size:
+        if (known := len(self.eligible)) < meta_batch_size:
+            smaller = f"lower --data.meta_batch_size to at most {known}, " if known else ""
             raise UserError(
-                f"Only {len(self.eligible)} of the {len(pairs)} training pairs have an augmented prompt, "
-                f"fewer than meta_batch_size {meta_batch_size}: without a column augmented_prompt, the "
-                "rule-based rewording is used, which changes few prompts; write paraphrases with pacmr "
-                "augment and give the file as --data.augmentations, lower --data.meta_batch_size, or take a "
-                "method without VNet, such as --method dpo."
+                f"Only {known} of the {len(pairs)} training pairs have an augmented prompt, fewer than "
+                f"meta_batch_size {meta_batch_size}: without a column augmented_prompt, rules reword the "
+                f"prompts and change few of them; {smaller}write paraphrases with pacmr augment and give the "
+                "file as --data.augmentations, or use a method without VNet, such as --method dpo."
             )
 
     def __len__(self) -> int:

@@ -14,17 +14,14 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.model_folder import model_place
+from pacmr_lightning.hub_access import locate
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
     name = str(name)
-    if (place := model_place(name)) is None:
-        raise UserError(
-            f"tokenizer is {name!r}, but there is no such folder; give a model's folder or Hub id."
-        )
     try:
+        place = locate(name)
         base = _base_of(place)
         if base and not any(_holds(place, file) for file in ("tokenizer_config.json", "tokenizer.json")):
             rank_zero_info(f"The adapter {name} has no tokenizer; that of its base {base} is used.")

@@ -20,28 +20,28 @@ from .command_line.short_forms import EXAMPLE, page
 from .waiting import waiting
 
 RUNS = {
-    "fit": "Trains a policy (SFT, DPO, PACMR-DPO and other methods) as configs and options set it.",
-    "validate": "Metrics of a checkpoint on the validation pairs.",
-    "test": "The same metrics of the same pairs, logged as test/.",
-    "predict": "Responses of a checkpoint to evaluation prompts, greedy by default.",
+    "fit": "Trains a policy: DPO, PACMR-DPO and other methods, or SFT.",
+    "validate": "Measures a checkpoint on the validation pairs.",
+    "test": "Measures the same, logged as test/.",
+    "predict": "Writes responses of a checkpoint to evaluation prompts, greedy by default.",
 }
 TOOLS = {
-    "inspect": "Checks preference data: pairs kept and dropped, lengths, repeats, contradictions, rows.",
+    "inspect": "Shows statistics of preference data: kept pairs, lengths, duplicates, contradictions, rows.",
     "augment": "Writes augmented training prompts: back-translations, paraphrases or rule-based rewording.",
-    "clean-meta": "Makes a small set of pairs with clean labels: judges correct a sample of training pairs.",
-    "judge": "Judges the responses of one model against those of another: win rate, win-score and intervals.",
-    "analyze": "Measures how much a policy's preferences change under augmented prompts.",
-    "audit": "Ranks suspected label errors by a run, adapter or base model; writes a cleaned file.",
-    "refine": "Trains a run's policy again, with its audit's probability of each label; compares both.",
-    "correct": "PerpCorrect: corrects a run's labels with a few clean pairs, and trains again on them.",
-    "compare": "Compares runs: a table, learning curves, and the weight functions of their VNets.",
-    "generate": "Writes a model's responses to evaluation prompts, from an OpenAI-compatible endpoint.",
-    "label": "Makes preference pairs from two responses per prompt, with labels drawn from a reward.",
-    "export": "Exports a finished run as a folder for transformers or PEFT, with a model card.",
-    "quickstart": "DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in two minutes.",
-    "configs": "Lists the configs of the package, which --config finds by name, or copies one.",
-    "memory": "Estimates a run's memory per device, by strategy, without weights or a GPU.",
-    "sweep": "Runs methods x noise rates x options x seeds from a file; makes tables and figures.",
+    "clean-meta": "Writes a small set of pairs with clean labels: judges correct a sample of training pairs.",
+    "judge": "Compares responses of two models with a judge: win rate, win-score and intervals.",
+    "analyze": "Measures how a policy agrees with itself under augmented prompts.",
+    "audit": "Finds suspected label errors with a base model, adapter or run; writes the pairs without them.",
+    "refine": "Trains a second pass with soft labels from the audit of a run; compares both.",
+    "correct": "PerpCorrect: trains a second pass on labels corrected from a few clean pairs.",
+    "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
+    "generate": "Writes responses of a model behind an OpenAI-compatible endpoint.",
+    "label": "Writes preference pairs from two responses to each prompt, labelled by a reward.",
+    "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
+    "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
+    "configs": "Lists the shipped configs, which --config finds by name, or copies one.",
+    "memory": "Estimates memory per device by strategy, and the operations of a run; no weights, no GPU.",
+    "sweep": "Runs methods x noise rates x options x seeds of a file; writes tables and figures.",
 }
 
 
@@ -51,7 +51,7 @@ GROUPS = {
     "audit": ("audit", "clean-meta"),
     "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
 }
-"""Commands by purpose, in the order of use; all others are listed under "more"."""
+"""Commands by purpose, in the order of use; the others are listed under "more"."""
 
 NOISE = (
     # Saving after the update is intended: resuming needs it.
@@ -79,7 +79,7 @@ NO_BARS = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_MININTERVAL": "30",
 }
-"""For a log file: no bars of libraries, and a line of our own every half minute."""
+"""For a log file: no bars of libraries, and a line of tqdm every half minute."""
 
 LET_SPEAK = 5
 """Seconds that other ranks wait for rank 0 to report a common error."""
@@ -87,7 +87,7 @@ LET_SPEAK = 5
 
 def _prepare_libraries() -> None:
     """Silence library output and use a non-interactive matplotlib backend, before their import."""
-    # A notebook sets its own, which another environment's Python lacks.
+    # A notebook sets a backend that other environments lack.
     os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
@@ -118,17 +118,25 @@ def _help() -> str:
     return "\n\n".join(
         [
             "usage: pacmr COMMAND ...",
-            "Learning from noisy human preferences. Two commands to begin with:",
+            "Learning from noisy preferences. Two commands to start with:",
             EXAMPLE,
             *groups,
-            "pacmr COMMAND --help has more.",
+            "pacmr COMMAND --help shows the options of a command.",
         ]
     )
 
 
+def _help_of(command: str) -> str:
+    from .command_line.help_pages import run_page, tool_page
+
+    if command in TOOLS:
+        return tool_page(command)
+    return page() if command == "fit" else run_page(command, RUNS[command])
+
+
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Disable garbage collection, a fifth of the time of imports."""
+    """Disable garbage collection, which takes a fifth of the import time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -150,12 +158,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"pacmr-lightning {version('pacmr-lightning')}")
         sys.exit(0)
     if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
-        stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
+        stop(f"Unknown command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")
-    if words in (["fit", "--help"], ["fit", "-h"]):
-        print(page())
+    if words[1:] in (["--help"], ["-h"]):
+        print(_help_of(words[0]))
         sys.exit(0)
     try:
         with _no_garbage(), only_results(), waiting("Loading PyTorch and its libraries"):
@@ -163,11 +171,11 @@ def main(arguments: list[str] | None = None) -> None:
         if tool:
             module.main(words[1:])
         else:
-            # None, not sys.argv, with which DDP starts its processes again.
+            # None, not sys.argv, since DDP restarts its processes with sys.argv.
             module.PacmrCLI(arguments)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # the reader, such as head, has closed
+    except BrokenPipeError:  # closed by the reader, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 
 AskedDtype = Literal["auto", "float32", "bfloat16"]
@@ -31,6 +32,17 @@ def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
 def wide(values: torch.Tensor) -> torch.Tensor:
     """Cast to float64 for exact sums, except on MPS, which lacks it."""
     return values if values.device.type == "mps" else values.double()
+
+
+def histogram(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (B,) counts and (B + 1,) edges of (N,) values, which may be equal up to rounding.
+
+    ``np.histogram`` raises for a range with fewer numbers of the values' dtype than bins.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    low, high = values.min(), values.max()
+    margin = 0.5 if high - low <= 1e-9 * max(abs(low), abs(high), 1e-99) else 0.0
+    return np.histogram(values, bins, (low - margin, high + margin))
 
 
 def numerics(device: torch.device | str) -> dict[str, str]:

@@ -30,7 +30,7 @@ for command in sys.argv[1:]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
-            main([command, "--help"])
+            main([command, "--help_all"])
     except SystemExit as stop:
         print(command, stop.code, said.getvalue().startswith("usage: pacmr "))
 for name, module in list(sys.modules.items()):

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.model_folder import model_place, model_state
+from pacmr_lightning.hub_access import locate
+from pacmr_lightning.model_folder import model_state
 
 EMPTY = "nothing came back"
 ENDLESS = "the translation did not end"
@@ -73,9 +74,8 @@ class Translator:
     def settings(self) -> dict[str, Any]:
         """All that a translation depends on beside the decoding; folders are identified by content."""
         self.config  # noqa: B018 - says what is wrong with the name
-        place = model_place(self.name) or self.name
-        revision = model_state(place)
-        if revision is not None and Path(place).is_dir():
+        revision = model_state(self.name)
+        if revision is not None and Path(self.name).expanduser().is_dir():
             revision = revision[:16]
         return {"model": self.name, "revision": revision, "prefix": self.prefix, "dtype": self._dtype}
 
@@ -111,14 +111,8 @@ class Translator:
         return model
 
     def _load(self, factory: Any, **options: Any) -> Any:
-        place = model_place(self.name)
-        if place is None:
-            raise UserError(
-                f"{self._option} is {self.name!r}, but there is no such folder; give a model's folder or "
-                "Hub id."
-            )
         try:
-            return factory.from_pretrained(place, **options)
+            return factory.from_pretrained(locate(self.name), **options)
         except ImportError as error:
             if "sentencepiece" not in str(error).lower():
                 raise

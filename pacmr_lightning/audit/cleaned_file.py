@@ -19,27 +19,27 @@ from .scorers import NAMES
 from .words import rate_in_words
 
 _COLUMNS = {
-    "id": "the pair's name, by which the audit and the runs know it",
+    "id": "identifier of the pair, the same in the audit and in runs",
     "prompt": "text, or chat messages",
-    "chosen": "the response that the label prefers, after the audit",
-    "rejected": "the other one",
-    "augmented_prompt": "the prompt in other words",
-    "category": "of the pair",
+    "chosen": "the preferred response, after the audit",
+    "rejected": "the other response",
+    "augmented_prompt": "a paraphrase of the prompt",
+    "category": "category of the pair",
     "annotator": "who gave the label",
-    "flipped": "whether the label is known to be wrong",
-    "eta": "the probability that chosen is the better one, where it is known",
+    "flipped": "true if the label is known to be wrong",
+    "eta": "probability that chosen is the better response, if known",
 }
 
 
 @dataclass(frozen=True)
 class CleanedFile:
-    """A file of pairs whose suspected labels were dropped or swapped."""
+    """A file of pairs after suspected label errors were dropped or swapped."""
 
     output: str
     origin: str
     rows: int
     dropped: int
-    exchanged: int
+    swapped: int
     noise: bool
 
     @property
@@ -50,50 +50,47 @@ class CleanedFile:
     @property
     def sentence(self) -> str:
         """Summary for the user."""
-        changes = ((self.dropped, "dropped"), (self.exchanged, "exchanged"))
-        done = " and ".join(f"{count:,} suspect labels {word}" for count, word in changes if count)
-        said = f"{self.output}: {self.rows:,} rows, {done or '0 suspect labels changed'}."
+        changes = ((self.dropped, "dropped"), (self.swapped, "swapped"))
+        done = " and ".join(f"{count:,} labels {word}" for count, word in changes if count)
+        said = f"{self.output}: {self.rows:,} rows, {done or '0 labels changed'}."
         if self.noise:
-            said += (
-                " Its labels are those that the run was trained on, its noise included, before these were "
-                "changed; train on it without noise options."
-            )
+            said += " It contains the label noise that the run injected; train on it without noise options."
         return said
 
 
 def write_cleaned_file(
-    noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], exchange: set[str]
+    noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], swap: set[str]
 ) -> CleanedFile:
     """Write the pairs of a ``datamodules.Source`` as trained, some dropped and some with the label swapped.
 
     ``noise_flips`` says whether injected noise has flipped a label, by id; None without noise.
     """
-    swapped = {name for name, flip in (noise_flips or {}).items() if flip}
-    rows = source.write_cleaned(output, drop, (swapped - drop) ^ exchange)
-    return CleanedFile(output, source.name, rows, len(drop), len(exchange), noise_flips is not None)
+    flipped = {name for name, flip in (noise_flips or {}).items() if flip}
+    rows = source.write_cleaned(output, drop, (flipped - drop) ^ swap)
+    return CleanedFile(output, source.name, rows, len(drop), len(swap), noise_flips is not None)
 
 
 def upload(
     pairs: CleanedFile, findings: Findings, command: str, repository: str, private: bool = False
 ) -> None:
-    """Upload a cleaned file with a card to a dataset repository of the Hugging Face Hub."""
+    """Upload a cleaned file and a dataset card to a repository of the Hugging Face Hub."""
     file = pairs.path
-    trained = " The labels before were those that a run was trained on, the noise that it injected included."
+    trained = " The labels before include the noise that a training run injected."
     split = [{"config_name": "default", "data_files": [{"split": "train", "path": file.name}]}]
     front = DatasetCardData(configs=split, tags=["preference", "label-noise"]).to_yaml()
     listed = "\n".join(f"- `{name}`: {_COLUMNS.get(name, 'as in the source')}" for name in _columns(file))
     sections = [
         f"---\n{front}\n---",
         f"# {repository.rpartition('/')[2]}",
-        f"Preference pairs of {pairs.origin}, whose labels were audited by pacmr-lightning. The licence is "
-        "that of the data that they come from: name it as `license` above.",
+        f"Preference pairs of {pairs.origin} after a label audit by pacmr-lightning. The licence is that of "
+        "the original data: name it as `license` above.",
         f"## Columns\n\n{listed}",
         "## What the audit did",
-        f"{pairs.dropped:,} pairs were left out, and of {pairs.exchanged:,} chosen and rejected have changed "
-        f"places.{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of "
-        f"{len(findings.pairs):,} audited pairs {findings.suspects:,} are suspect: their label is wrong with "
-        f"a probability above {findings.threshold:g} by {NAMES[findings.scorer]}.",
-        f"Expected share of wrong labels before: {rate_in_words(findings.rate)}.",
+        f"{pairs.dropped:,} pairs were dropped, and {pairs.swapped:,} labels swapped."
+        f"{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of {len(findings.pairs):,} "
+        f"audited pairs {findings.suspects:,} are suspected label errors: P(wrong) is above "
+        f"{findings.threshold:g} by {NAMES[findings.scorer]}.",
+        f"Estimated noise rate before: {rate_in_words(findings.rate)}.",
         f"```bash\n{command}\n```",
         f"Made with pacmr-lightning {importlib.metadata.version('pacmr-lightning')}.",
     ]

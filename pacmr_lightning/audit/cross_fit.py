@@ -34,7 +34,7 @@ _SAVES = 10
 class CrossFit:
     """Two DPO policies with a run's settings, each trained on half of the prompts and scoring the other half.
 
-    A policy makes as many passes as the run's checkpoint has made. Results are kept in ``folder``.
+    Each policy is trained for as many epochs as the run's checkpoint. Results are cached in ``folder``.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CrossFit:
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
-        # Of the base weights; the audit has compared them with the present ones.
+        # Digest of the base weights, which the audit has checked.
         reference = torch.load(run.checkpoint, "cpu", mmap=True, weights_only=True)["reference"]
         state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
         state.append(reference)
@@ -68,24 +68,23 @@ class CrossFit:
         self.path = folder / f"u-{self.key}.parquet"
 
     def kept(self) -> pd.Series | None:
-        """Return the values of an earlier audit of the same run, if any."""
+        """Return the cached values of an earlier audit of the same run; None without any."""
         return pd.read_parquet(self.path)["u"] if self.path.is_file() else None
 
     def u(self) -> pd.Series:
-        """Return u in nats of each training pair, by the policy that was not trained on its prompt."""
+        """Return u, in nats, of each training pair by the policy that was not trained on its prompt."""
         kept = self.kept()
         if kept is not None:
             return kept
         if (least := min(map(len, self.halves))) < (batch := self.data.global_batch_size):
             raise UserError(
                 f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
-                f"{batch}, so no policy can be trained on them; audit with --scorer policy or probe, or "
-                "train a run on more pairs."
+                f"{batch}; audit with --scorer probe or policy, or train a run on more pairs."
             )
         parts = []
         for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
             module = self._trained(half, learned)
-            name = f"Policy {half + 1} of 2, pairs it has not seen"
+            name = f"Policy {half + 1} of 2, unseen pairs"
             found = last_pass(module, self.pairs.select(judged), name)
             parts.append(found[["id", "u"]].set_axis(judged))
             del module
@@ -130,7 +129,7 @@ class CrossFit:
             callbacks=[saves, _Bar(f"Policy {half + 1} of 2, {len(learned)} pairs")],
             default_root_dir=self.folder,
         )
-        # One datamodule for both halves, so that it prepares data once.
+        # Both halves share the datamodule, which prepares data once.
         everything, meta, reference = self.data.train_pairs, self.data.meta_every, self.data.reference
         self.data.train_pairs, self.data.meta_every = everything.select(learned), None
         self.data.reference = "live"

@@ -1,4 +1,4 @@
-"""Decisions by hand: random samples, tasks for Label Studio 1.x, and files of decisions."""
+"""Manual review: random samples, Label Studio 1.x tasks, and files of decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files import read_json_lines
 from .noise_rate import SampleEstimate
 
-WORDS = ("keep", "exchange", "drop", "unsure")
+WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
 CONTROL = "decision"
 """Name of the control in Label Studio's labelling config; see docs/audit.md."""
@@ -39,7 +39,7 @@ def random_sample(ids: Sequence[str], number: int) -> list[str]:
 def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
     """Return Label Studio tasks of pairs, without the audit's results.
 
-    A pair is its id, the row's column that was chosen in training, whether it was sampled, and its texts.
+    A pair is its id, the column that was chosen in training, whether it was sampled, and its texts.
     """
     return [
         {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
@@ -49,7 +49,7 @@ def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions on some pairs of a run, by id."""
+    """Decisions on some pairs of a run, by pair id."""
 
     path: str
     words: dict[str, str]
@@ -59,37 +59,37 @@ class Decisions:
 
     @property
     def estimate(self) -> SampleEstimate:
-        """Noise rate by the random sample alone; other pairs were selected by a score."""
+        """Noise rate by the random sample only; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
-        return SampleEstimate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
+        return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
         """Return ids of the pairs with a decision."""
         return {name for name, decision in self.words.items() if decision == word}
 
     def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Raise a UserError if a pair is not among N training pairs or had the other label."""
+        """Raise a UserError if a pair is not among N training pairs or has the other label there."""
         trained = {name: "rejected" if swap else "chosen" for name, swap in zip(ids, swapped, strict=True)}
         if unknown := sorted(set(self.words) - set(trained)):
             raise UserError(
-                f"{self.path} decides on the pair {unknown[0]!r}, which is no training pair here "
-                f"({len(unknown)} of {len(self.words)} are not); give the decisions of this run's report."
+                f"{self.path} has a decision on {unknown[0]!r}, which is no training pair here "
+                f"({len(unknown)} of {len(self.words)} are not); give the decisions from this run's report."
             )
         if other := sorted(name for name, side in self.observed.items() if trained[name] != side):
             raise UserError(
-                f"{self.path} decides on the pair {other[0]!r} with the other label ({len(other)} of "
-                f"{len(self.words)} pairs); give decisions on a run with the same noise."
+                f"{self.path} has a decision on {other[0]!r} with the other label ({len(other)} of "
+                f"{len(self.words)} pairs); give decisions on a run with the same label noise."
             )
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
+        """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
         word = table["id"].map(self.words)
-        wrong = word.map({"keep": 0.0, "exchange": 1.0}).astype(float)
+        wrong = word.map({"keep": 0.0, "swap": 1.0}).astype(float)
         return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
 
 
 def read_decisions(path: str) -> Decisions:
-    """Read a file saved by the report's page (JSON Lines), or Label Studio's JSON export.
+    """Read decisions from a file saved by the report's page (JSON Lines), or from Label Studio's JSON export.
 
     A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
     noise had swapped the responses) and ``sample`` (drawn at random).
@@ -101,15 +101,15 @@ def read_decisions(path: str) -> Decisions:
         name, word = row.get("id"), row.get("decision")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(
-                f"{place} has no id with a decision, so it is none of those that the report's page saves; "
-                "give the file of Save decisions, or Label Studio's JSON export."
+                f"{place} has no id with a decision; give a file from the report's Save decisions, or Label "
+                "Studio's JSON export."
             )
         if word not in WORDS:
             raise UserError(f"{place} has the decision {word!r}; it is one of {', '.join(WORDS)}.")
         if words.setdefault(name, word) != word:
             raise UserError(
-                f"{place} decides on the pair {name!r} as {word}, and an earlier one as {words[name]}; leave "
-                "one of them."
+                f"{place} has {word} for the pair {name!r}, and an earlier one {words[name]}; remove one "
+                "of them."
             )
         side, drawn = row.get("observed", "chosen"), row.get("sample", False)
         if side not in ("chosen", "rejected") or not isinstance(drawn, bool):
@@ -119,18 +119,18 @@ def read_decisions(path: str) -> Decisions:
             )
         if "observed" in row and observed.setdefault(name, side) != side:
             raise UserError(
-                f"{place} decides on the pair {name!r} as labelled {side}, and an earlier one as labelled "
-                f"{observed[name]}; give decisions on a run with the same noise."
+                f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; "
+                "give decisions on a run with the same label noise."
             )
         if drawn:
             sample.add(name)
     if not words:
-        raise UserError(f"{path} has no decision; make some on the report's page, and save them.")
+        raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
     found = Decisions(path, words, observed, sample)
     if (read := found.estimate).interval[0] >= 0.5:
         raise UserError(
-            f"{path} holds {read.wrong} of {read.read} random labels wrong, but an audit takes less than "
-            "half of them to be wrong; exchange all labels of the data first."
+            f"{path} marks {read.wrong} of {read.read} random labels wrong, but an audit needs a noise rate "
+            "below a half; swap chosen and rejected in all rows first."
         )
     return found
 
@@ -138,7 +138,7 @@ def read_decisions(path: str) -> Decisions:
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         raise UserError(
-            f"There is no file {path} of decisions; pacmr audit writes report.html, on which they are made."
+            f"There is no file {path}; make decisions on the report.html of pacmr audit, and save them there."
         )
     with path.open("rb") as file:
         is_export = file.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
@@ -146,11 +146,11 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _exported(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tasks skipped or left open have no decision."""
+    """Yield decisions of tasks; skipped and open ones have none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also numbers with too many digits, or endless nesting
-        raise UserError(f"{path} is no JSON that can be read ({error}); export it again, as JSON.") from None
+        raise UserError(f"{path} is not valid JSON ({error}); export it again, as JSON.") from None
     for number, task in enumerate(found, 1):
         place = f"{path}, task {number}"
         try:

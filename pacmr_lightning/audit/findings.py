@@ -20,7 +20,7 @@ from .scorers import BASIS, NAMES, SCORES, UNSEEN, Scorer
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of an audit of N pairs."""
+    """Findings of an audit on N pairs."""
 
     pairs: pd.DataFrame
     """By rank: ``last_pass`` with ``cross_fit_u``, ``p_wrong`` (NaN if the rate is not identified),
@@ -29,10 +29,10 @@ class Findings:
     scorer: Scorer
     threshold: float
     cut: float | None
-    """The threshold on the score; None if no label is suspect, or all are."""
+    """The threshold on the score; None if no label, or every label, is suspected."""
     rates: dict[Scorer, NoiseRate]
     methods: pd.DataFrame
-    """``detection_quality``; the scorer is its first row."""
+    """``detection_quality``, with the scorer in the first row."""
     groups: pd.DataFrame
 
     @property
@@ -42,10 +42,10 @@ class Findings:
 
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
-        """Name and (N,) mask by rank of suspects, or of labels against the policy if there are none."""
+        """Name and (N,) mask by rank of suspected label errors; else of labels the scorer disagrees with."""
         if self.suspects:
-            return "suspects", self.pairs["suggested"].eq("flip").to_numpy()
-        return "labels against the policy", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
+            return "suspected label errors", self.pairs["suggested"].eq("flip").to_numpy()
+        return "labels that the scorer disagrees with", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
 
     @property
     def suspects(self) -> int:
@@ -54,7 +54,7 @@ class Findings:
 
 
 def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float, varies: bool) -> Findings:
-    """Rank pairs of ``ScoredPairs``, and mark labels as suspect whose P(wrong) is above a threshold."""
+    """Rank pairs of ``ScoredPairs``, and mark labels with P(wrong) above a threshold as suspected errors."""
     computed: dict[Scorer, bool] = {
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
@@ -109,11 +109,11 @@ def _wrong(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Detector:
-    """A method to find label errors, and its results on N pairs."""
+    """Results of a method for label error detection on N pairs."""
 
     name: str
     suspicion: np.ndarray
-    """(N,) higher for more suspect labels."""
+    """(N,) score, higher for more suspected labels."""
     suspects: np.ndarray
     expected: float = np.nan
     """Its own noise rate; NaN if it has none."""
@@ -121,7 +121,7 @@ class Detector:
 
 
 def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
-    """Return a detector without its own threshold that marks the ``number`` most suspicious labels."""
+    """Return a detector without its own threshold that marks the ``number`` highest scores."""
     suspects = np.zeros(len(suspicion), dtype=bool)
     suspects[np.argsort(-suspicion, kind="stable")[:number]] = True
     return Detector(name, suspicion, suspects)
@@ -130,7 +130,7 @@ def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
 def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector | None:
     """Return cleanlab's confident learning on sigmoid(u); None if cleanlab is not installed.
 
-    It needs two classes, so a hash of the id decides whether the chosen response comes first or second.
+    It needs two classes, so a hash of the id puts the chosen response first or second.
     """
     try:
         from cleanlab.count import estimate_joint
@@ -148,9 +148,9 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector
 
 
 def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.DataFrame:
-    """Return one row per method: suspects, noise rate, and quality by (N,) ``flipped`` (NA if unknown).
+    """Return one row per method: suspected errors, noise rate, and quality by (N,) ``flipped`` (NA: unknown).
 
-    ``precision`` and ``recall`` are those of the suspects, ``auroc`` and ``average_precision`` of the score.
+    ``precision`` and ``recall`` are of the suspected errors, the other two of the score.
     """
     known = flipped.notna().to_numpy()
     truth = flipped[known].to_numpy(dtype=bool)

@@ -1,8 +1,8 @@
-"""Curve of the share of labels against the policy by abs(u), under random flips: fit and test.
+"""Curve of labels that disagree with the policy by abs(u), under random flips: fit and test.
 
     P(against | |u| = m) = eps + (1 - 2 eps) sigmoid(-k m)
 
-A k above ``TYPICAL`` has a weak prior, normal in log k, since the best k can be infinite.
+A k above ``TYPICAL`` has a weak prior, normal in log k, since the maximum-likelihood k can be infinite.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scipy.special import expit
 from scipy.stats import beta
 
 HIGHEST = 0.499
-"""Bound of eps: at one half nothing can be learned."""
+"""Bound of the noise rate eps: at one half labels carry no information."""
 STEEPEST = 100.0
 """Bound of k, per mean of abs(u)."""
 TYPICAL = 1.5
-"""k of most policies, per mean of abs(u)."""
+"""Typical k of a policy, per mean of abs(u)."""
 SPREAD = 1.0
 """Standard deviation of the prior of log k."""
 LEVEL = 0.05
@@ -29,17 +29,17 @@ _LEAST = 5.0
 
 
 def against_policy(u: np.ndarray) -> np.ndarray:
-    """Return 1 for a label against the policy, 0 for one with it, and a half for u = 0."""
+    """Return 1 for a label that disagrees with the policy, 0 for one that agrees, a half for u = 0."""
     return ((u < 0) + (u <= 0).astype(float)) / 2
 
 
 def share_against(rate: np.ndarray | float, slope: float, size: np.ndarray) -> np.ndarray:
-    """Return the expected share of labels against the policy at abs(u) = size."""
+    """Return the expected fraction of labels that disagree with the policy at abs(u) = size."""
     return rate + (1 - 2 * rate) * expit(-slope * size)
 
 
 class Counts:
-    """Labels against the policy and with it, by groups and at most ``bins`` quantiles of abs(u)."""
+    """Counts of disagreeing and agreeing labels, by groups and at most ``bins`` quantiles of abs(u)."""
 
     def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
         size, self.against = np.abs(u), against_policy(u)
@@ -52,7 +52,7 @@ class Counts:
         self.shape = (1 if groups is None else int(groups.max()) + 1, count)
 
     def of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return two (G, B) counts, against and agreeing, of pairs with (N,) weights."""
+        """Return two (G, B) counts, disagreeing and agreeing, of pairs with (N,) weights."""
         length = self.shape[0] * self.shape[1]
         against, agreeing = (
             np.bincount(self.cells, weights * side, length).reshape(self.shape)
@@ -127,7 +127,7 @@ class GoodnessOfFit:
 
     @property
     def refused(self) -> bool:
-        """Whether the labels contradict the curve."""
+        """True if the labels contradict the curve."""
         return self.p < LEVEL
 
 
@@ -153,7 +153,7 @@ def goodness_of_fit(
         free.append(1 - 2 * unsure)
     if 0 < slope * size.mean() < STEEPEST:
         free.append(-(1 - 2 * rate) * size * unsure * (1 - unsure))
-    # Parts of equal variance: where the policy is sure, only large parts are approximately normal.
+    # Parts of equal variance: at large abs(u) only large parts are approximately normal.
     order = np.argsort(size, kind="stable")
     grown = np.cumsum(variance[order])
     parts = min(_PARTS, int(grown[-1] / _LEAST))

@@ -1,4 +1,4 @@
-"""The noise rate of each category and annotator."""
+"""Noise rate of each category and annotator."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BINS = 64
 def group_reliability(
     pairs: pd.DataFrame, u: np.ndarray, rate: NoiseRate, resamples: int = RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """Return suspects and noise rate of each group, one row per group, the highest rate first.
+    """Return suspected errors and noise rate of each group, one row per group, the highest rate first.
 
-    Groups have an eps each and one k; the group mean of P(wrong) would be shrunk towards the overall rate. If
-    that was given, k is the one it implies. ``u`` is what the rate was estimated from.
+    Each group has its own eps, and all share one k: the group mean of P(wrong) would be shrunk towards the
+    overall rate. With a given overall rate, k is the one it implies. ``u`` is the score of the estimate.
 
     Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspects``, ``suspect_share``, ``expected``
-    (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped`` (share of known
-    labels that are wrong), and ``learned`` (mean of ``learned_rate``) if there is one.
+    (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped`` (fraction of known
+    labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -65,7 +65,7 @@ def _fitted(
     sizes = np.bincount(groups)
     found = np.full((3, len(sizes)), np.nan)
     large = np.flatnonzero(sizes >= LEAST)
-    # The curve of a policy that has memorised its labels says nothing of groups.
+    # The curve of a policy that has memorised its labels is not informative for groups.
     contradicted = rate.known and rate.fit.refused
     if not rate.separates or not rate.identified or contradicted or not len(large):
         return found

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
+from ..numerics import histogram
 from .decisions import Texts
 from .findings import Findings
 from .flip_curve import share_against
@@ -39,10 +40,10 @@ FOLD = 600
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
     "weight": "Weight",
-    "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)",
-    "first_visit_u": "Implicit reward difference $u$ before the pair was learned from (nats)",
+    "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
+    "first_visit_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
     "probe_u": "Log-odds of the label by a linear probe (nats)",
-    "unpulled_u": "Implicit reward difference $u$, own pull taken off (nats)",
+    "unpulled_u": "Implicit reward margin $u$ without self-influence (nats)",
 }
 
 # Control characters, and marks that change the direction of text.
@@ -59,7 +60,7 @@ def html_report(
     traits: pd.DataFrame,
     sample: Sequence[str] = (),
 ) -> str:
-    """Return the page, on which a person can decide on each listed pair.
+    """Return the page, on which a person can review each listed pair.
 
     ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order.
     """
@@ -77,7 +78,7 @@ def html_report(
         for name, row in listed.items()
         if name not in set(sample)
     ]
-    # Every text that is inserted becomes visible and is escaped.
+    # Every inserted text is made visible and escaped.
     page = Environment(
         autoescape=True,
         trim_blocks=True,
@@ -91,7 +92,7 @@ def html_report(
         notes=notes,
         figures={
             "Distribution of the score with the threshold": _png(_distribution(findings)),
-            "Share of labels against the policy by how sure it is, with the fit": _png(_against(findings)),
+            "Labels that disagree with the policy by |u|, with the fit": _png(_against(findings)),
         },
         threshold=findings_in_words(findings),
         doubted=doubted,
@@ -105,10 +106,11 @@ def html_report(
             if groups["group"].notna().any()
         },
         sample=drawn,
+        identified=findings.rate.identified,
         suspects=suspects,
         fold=FOLD,
         style=Markup(_part("report.css")),
-        # No other script runs, whatever a row contains.
+        # Only this script runs, whatever a row contains.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
         labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
         script=Markup(script),
@@ -120,13 +122,13 @@ def verdict(findings: Findings) -> str:
     pairs, rate, suspects = findings.pairs, findings.rate, findings.suspects
     if not rate.identified:
         return (
-            f"How many of the {len(pairs):,} labels are wrong cannot be told from these scores, so none is "
-            "suspect. The pairs are in the order of doubt: read from the top."
+            f"The noise rate of these {len(pairs):,} labels cannot be estimated from the scores, so there "
+            "are no suspected label errors. The pairs are ranked: read from the top."
         )
-    how = "assumed" if rate.assumed else "taken" if rate.known else "expected"
+    how = "Assumed" if rate.assumed else "Given" if rate.known else "Estimated"
     between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
-    said = f"{rate.rate:.1%}{between} of the {len(pairs):,} labels are {how} "
-    said += f"to be wrong, and {suspects:,} are suspect. The most suspect come first."
+    said = f"{how} noise rate: {rate.rate:.1%}{between}. {suspects:,} of {len(pairs):,} labels are suspected "
+    said += "errors, the most suspected first."
     if known := int(pairs["flipped"].notna().sum()):
         wrong = int(pairs["flipped"].sum())
         said += f" (Known to be wrong: {wrong:,} of {known:,}, {wrong / known:.1%}.)"
@@ -149,9 +151,11 @@ def _facts(row: Any, place: str, *more: str) -> str:
 
 
 def _suspect_facts(row: Any) -> str:
-    facts = [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]
-    facts.append(f"suggestion: {row.suggested}")
-    facts += ["exchanged by the run's noise"] if row.observed == "rejected" else []
+    facts = []
+    if not pd.isna(row.p_wrong):
+        suggestion = "swap" if row.suggested == "flip" else "keep"
+        facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {suggestion}"]
+    facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")
     facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
@@ -163,7 +167,7 @@ def _verdict(row: Any) -> str:
 
 
 def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]:
-    """A pair; the facts of a random one must not show what is known of its label."""
+    """A pair; the facts of a randomly sampled one do not reveal its label's score."""
     # ASCII JSON keeps every id intact.
     named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
     return {"named": named, "facts": facts, "texts": texts}
@@ -176,7 +180,7 @@ class _Table(NamedTuple):
 
 
 def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
-    heading = ["score", "suspects", "expected share"]
+    heading = ["score", "suspected", "noise rate"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
     row: Any  # its fields are the columns
@@ -189,19 +193,19 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
     notes, names = [], methods["method"].tolist()
     if "loss" in names:  # a probe without a policy has no loss
         alone = names[0] == "u"
-        others = "loss has no threshold of its" if alone else "loss and u have no threshold of their"
-        notes.append(f"{others} own: as many as by the first score are suspect.")
+        others = "The loss has" if alone else "Loss and u have"
+        notes.append(f"{others} no threshold; as many labels as by the first score are suspected.")
     if not methods["method"].str.startswith("cleanlab").any():
-        notes.append("Confident learning is left out: cleanlab is not installed (pip install cleanlab).")
+        notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if known:
-        notes.append("Precision and recall are those of the suspects, against the flips that are known.")
+        notes.append("Precision and recall are of the suspected label errors, against the known flips.")
     return _Table(heading, rows, notes)
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     """Return the table of one grouping of ``group_reliability``."""
     learned = "learned" in groups
-    heading = [groups["grouping"].iloc[0], "pairs", "suspects", "suspect share", "expected share"]
+    heading = [groups["grouping"].iloc[0], "pairs", "suspected", "in percent", "noise rate"]
     heading += ["95% interval", *(["learned in the run"] if learned else [])]
     heading += ["known to be wrong"] if known else []
     rows = []
@@ -218,15 +222,13 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
         cells += [_number(row.learned, "{:.1%}")] if learned else []
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
     notes = [
-        "The expected share of wrong labels of each group is fitted with the slope that all groups share; "
-        f"groups of fewer than {LEAST} pairs have none, nor has any where the scores fit labels that are "
-        "coin flips, or where the labels contradict the share of all pairs that was told or assumed."
+        "Each group's noise rate is fitted with a common slope. It is missing for groups of fewer than "
+        f"{LEAST} pairs, for uninformative scores, and if the labels contradict a given or assumed rate."
     ]
     if learned:
         notes.append(
-            "Learned in the run is the share that its objective has estimated along the way from its own u "
-            "(1 - reliability): a moving average, which takes sigmoid(u) for the chance that the policy is "
-            "right and knows nothing of a label's own part in u."
+            "Learned in the run: 1 - reliability, the moving average of the run's objective. It takes "
+            "sigmoid(u) for the probability that a label is right, and does not correct for self-influence."
         )
     if (more := len(groups) - GROUPS) > 0:
         notes.append(f"{more:,} more groups are in the file of groups.")
@@ -237,7 +239,7 @@ def _traits_table(traits: pd.DataFrame) -> _Table | None:
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return None
-    heading = ["trait", "suspects", "of them", "others", "of them", "difference", "95% interval", "p", "all"]
+    heading = ["trait", "suspected", "with it", "others", "with it", "difference", "95% interval", "p", "all"]
     rows = []
     row: Any  # its fields are the columns
     for row in found.head(TRAITS).itertuples():
@@ -256,10 +258,9 @@ def _traits_table(traits: pd.DataFrame) -> _Table | None:
             ]
         )
     notes = [
-        "A word or the length counts in pairs where it tells the responses apart, and the share is of those "
-        "whose chosen response has it; the share of all labels stands under all. Differences are in "
-        "percentage points, p is adjusted for all "
-        f"{traits['p'].notna().sum():,} traits that were tested (Benjamini and Hochberg)."
+        "Counts are of pairs whose responses differ in the trait, percentages of those whose chosen response "
+        "has it; the last column is over all labels. Differences are in percentage points, p is adjusted for "
+        f"{traits['p'].notna().sum():,} tested traits (Benjamini and Hochberg)."
     ]
     if (more := len(found) - TRAITS) > 0:
         notes.append(f"{more:,} more traits are in the file of traits.")
@@ -275,7 +276,7 @@ def _distribution(findings: Findings) -> Figure:
     pairs, column = findings.pairs, SCORES[findings.scorer]
     score = pairs[column].to_numpy()
     figure, axis = _figure()
-    edges = np.histogram_bin_edges(score, bins=min(60, max(10, len(score) // 20))).tolist()
+    edges = histogram(score, min(60, max(10, len(score) // 20)))[1].tolist()
     known = pairs["flipped"].notna().to_numpy()
     if known.any():
         flipped = pairs["flipped"].fillna(False).to_numpy(dtype=bool)
@@ -297,7 +298,7 @@ def _distribution(findings: Findings) -> Figure:
 
 
 def _against(findings: Findings) -> Figure:
-    """Share of labels against the policy by abs(u), with the fitted curve and the noise rate."""
+    """Labels that disagree with the policy by abs(u), with the fitted curve and the noise rate."""
     rate = findings.rate
     figure, axis = _figure()
     tenths = rate.tenths
@@ -316,9 +317,9 @@ def _against(findings: Findings) -> Figure:
     fitted = share_against(rate.rate, rate.slope, size)
     axis.plot(size, 100 * fitted, color=DARK, linewidth=1.4, label="fit")
     if rate.identified:
-        axis.axhline(100 * rate.rate, color=WRONG, linestyle="--", linewidth=1.4, label="expected share")
+        axis.axhline(100 * rate.rate, color=WRONG, linestyle="--", linewidth=1.4, label="noise rate")
         axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
-    axis.set(xlabel="$|u|$ (nats)", ylabel="Labelled against the policy (%)", xlim=(0, size[-1]))
+    axis.set(xlabel="$|u|$ (nats)", ylabel="Labels that disagree (%)", xlim=(0, size[-1]))
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False, loc="upper right")

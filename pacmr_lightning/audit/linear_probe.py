@@ -1,4 +1,4 @@
-"""Bradley-Terry with a linear reward on the base model's hidden states, cross-fitted over prompts."""
+"""Linear probe: Bradley-Terry with a linear reward on hidden states, cross-fitted over prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import UserError
 
 FOLDS = 5
 VARIANCES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Prior variances of the log-odds to choose from."""
+"""Candidate prior variances of the log-odds."""
 
 
 def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -25,8 +25,8 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
     """
     if (number := len(np.unique(prompts))) < FOLDS:
         raise UserError(
-            f"The training pairs have {number} prompts, but a linear probe learns from {FOLDS} parts of "
-            "them; use --scorer policy."
+            f"The training pairs have {number} distinct prompts, but a linear probe needs at least {FOLDS}, "
+            "one per fold; give more pairs, or use --scorer policy."
         )
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
@@ -46,9 +46,10 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
 
 
 def signed_rank_agreement(log_odds: np.ndarray) -> float:
-    """Return the share of two of (N,) log-odds with a sum above 0 (Wilcoxon's signed ranks): 0.5 by chance.
+    """Return the fraction of pairs of (N,) log-odds with a sum above 0 (Wilcoxon's signed ranks).
 
-    On unseen labels, the scorer with more of it also ranks independent label errors better.
+    It is 0.5 by chance. On unseen labels, the scorer with the higher value also ranks independent label
+    errors better.
     """
     sides = np.repeat([1, 0], len(log_odds))
     return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))
@@ -66,5 +67,5 @@ def feature_scale(differences: np.ndarray) -> np.ndarray:
 
 
 def mirror_signs(pairs: int) -> np.ndarray:
-    """Return (N,) 1 and -1 in turn, for pairs and labels: logistic regression needs two classes."""
+    """Return (N,) alternating 1 and -1, which give logistic regression its two classes."""
     return np.where(np.arange(pairs) % 2, -1, 1)

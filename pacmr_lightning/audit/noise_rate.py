@@ -1,10 +1,10 @@
 """The noise rate, and P(wrong) of each label, from implicit reward margins u.
 
-If flips are independent of the pair, wrong labels' u mirrors that of right ones. Of the pairs with abs(u) = m
-the share labelled against the policy is eps + (1 - 2 eps) sigmoid(-k m): a half where the policy is
-undecided, eps where it is sure. P(wrong | u) = sigmoid(logit(eps) - k u) is averaged over resamples, since a
-single k could be too sure. eps is too high for a policy that is sure of wrong judgements, and too low for one
-that has memorised labels, unless ``own_pull`` is subtracted from u.
+If label errors are independent of the pair, u of wrong labels mirrors that of right ones. Of the pairs with
+abs(u) = m the fraction eps + (1 - 2 eps) sigmoid(-k m) has a label that disagrees with the policy: a half
+near u = 0, the noise rate eps where abs(u) is large. P(wrong | u) = sigmoid(logit(eps) - k u) is averaged
+over resamples, since a single k could be overconfident. eps is too high for a policy with confident errors,
+and too low for one that has memorised labels, unless ``own_pull`` is subtracted from u.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class NoiseRate:
     slope: float
     """k, per nat of u."""
     separates: bool
-    """Whether u fits the labels better than coin flips do, by BIC."""
+    """True if the scores fit the labels better than random labels, by BIC."""
     gain: float
     """BIC without wrong labels minus BIC with them."""
     tenths: pd.DataFrame
-    """By abs(u): ``size`` (mean, nats), ``against`` (share of labels), ``stderr``, ``fitted``, ``pairs``."""
+    """By abs(u): ``size`` (mean, nats), ``against`` (disagreeing), ``stderr``, ``fitted``, ``pairs``."""
     fit: GoodnessOfFit
     draws: np.ndarray
     """(R, 2) eps and k of the resamples."""
     known: bool = False
     assumed: bool = False
-    """Whether it was given only in case that it cannot be estimated."""
+    """True if it is the fallback for a rate that cannot be estimated."""
 
     @property
     def stderr(self) -> float:
@@ -76,12 +76,12 @@ class NoiseRate:
 
     @property
     def at_most(self) -> float:
-        """Bound by the tenth with the largest abs(u): two standard errors above its ``against``.
+        """Upper bound by the tenth with the largest abs(u): two standard errors above its ``against``.
 
         NaN if one prompt has all of these pairs.
         """
         top = self.tenths.iloc[-1]
-        # No label of n against the policy leaves 3 / n (95%).
+        # With no disagreement among n labels the bound is 3 / n (95%).
         return float(max(top["against"] + 2 * top["stderr"], 3 / top["pairs"]))
 
     def wrong(self, u: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def rate_by(pairs: pd.DataFrame, scorer: Scorer, known: float | None = None) -> 
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """The noise rate by a random sample that was read by hand."""
+    """The noise rate by manual review of a random sample."""
 
     wrong: int
     right: int
@@ -151,12 +151,12 @@ class SampleEstimate:
 
     @property
     def read(self) -> int:
-        """Number of labels found wrong or right."""
+        """Number of labels marked wrong or right."""
         return self.wrong + self.right
 
     @property
     def rate(self) -> float:
-        """Share of wrong labels among those; NaN without any."""
+        """Fraction of wrong labels among those; NaN without any."""
         return self.wrong / self.read if self.read else float("nan")
 
     @cached_property
@@ -179,32 +179,32 @@ class SampleEstimate:
         return own.identified and not own.known and (low > own.high or high < own.low)
 
     def sentences(self, own: NoiseRate, used: float | None) -> list[str]:
-        """Return sentences on the sample, the audit's ``own`` estimate and the rate that is ``used``."""
+        """Return sentences on the sample, the audit's ``own`` estimate, and the rate ``used``."""
         if not self.read:
             return []
         out = ""
         if self.dropped or self.unsure:
-            out = f"; {self.dropped} dropped and {self.unsure} unsure are left out"
+            out = f"; {self.dropped} dropped and {self.unsure} unsure pairs are excluded"
         low, high = self.interval
         told = [
-            f"Of {self.read:,} labels that were drawn at random and decided by hand, {self.wrong:,} are "
-            f"wrong: {self.rate:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
+            f"Of {self.read:,} randomly sampled labels that were reviewed by hand, {self.wrong:,} are wrong: "
+            f"{self.rate:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
         ]
         if self.contradicts(own):
             told.append(
                 f"That disagrees with the audit's own estimate, {own.rate:.1%} (95% interval {own.low:.1%} "
-                f"to {own.high:.1%}): its flips may not be independent of the pair, its policy may know the "
-                "labels by heart, or the reader judges otherwise than those who gave them."
+                f"to {own.high:.1%}): errors may depend on the pair, the policy may have memorised the "
+                "labels, or the reviewer disagrees with the annotators."
             )
         if used is None:
-            told.append("These are too few to tell the audit a share.")
+            told.append("These are too few for a noise rate.")
         elif used == self.told:
-            why = "" if self.wrong else ", the most that the sample leaves, since it has no wrong label"
-            told.append(f"The audit takes {used:.1%}{why}.")
+            why = "" if self.wrong else ", the upper end of the interval, since no sampled label is wrong"
+            told.append(f"The audit uses a noise rate of {used:.1%}{why}.")
         return told
 
     def table(self, own: NoiseRate) -> pd.DataFrame:
-        """Return one row: counts of decisions, the share with its interval, and the audit's own estimate."""
+        """Return one row: counts of decisions, the rate with its interval, and the audit's own estimate."""
         counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
         ends = (self.rate, *self.interval)
         found = (own.rate, own.low, own.high) if own.identified else (float("nan"),) * 3
@@ -215,7 +215,7 @@ class SampleEstimate:
 
 @dataclass(frozen=True)
 class DecidedRate:
-    """The noise rate that an audit uses."""
+    """The noise rate used by an audit."""
 
     rate: NoiseRate
     notes: list[str]
@@ -228,12 +228,12 @@ def decide(
     scorer: Scorer,
     share: float | None,
     fallback_share: float | None,
-    by_heart: bool,
+    memorised: bool,
     read: SampleEstimate | None = None,
 ) -> DecidedRate:
-    """Return the noise rate to use: ``share``, else that of the sample ``read``, else the estimate.
+    """Return the noise rate to use: ``share``, else that of the reviewed sample ``read``, else the estimate.
 
-    ``fallback_share`` is assumed if the estimate fails or the scorer has memorised labels (``by_heart``).
+    ``fallback_share`` is assumed if the estimate fails or the scorer has memorised labels (``memorised``).
     """
     notes: list[str] = []
     sample: pd.DataFrame | None = None
@@ -245,18 +245,18 @@ def decide(
         found = own if share is None else rate_by(pairs, scorer, share)
     else:
         found = rate_by(pairs, scorer, share)
-    needed = share is None and (by_heart or not found.identified)
+    needed = share is None and (memorised or not found.identified)
     told = share is not None or (needed and fallback_share is not None)
     if told and not found.separates and not pairs["unpulled_u"].equals(pairs["u"]):
-        pairs["unpulled_u"] = pairs["u"]  # u has no other signal left
+        pairs["unpulled_u"] = pairs["u"]  # subtracting self-influence leaves no signal
         found = rate_by(pairs, scorer, share)
-    # Scores that are no better than coin flips separate labels at no rate.
+    # Uninformative scores separate labels at no rate.
     if needed and found.separates and fallback_share is not None:
-        assumed = fallback_share if by_heart else min(fallback_share, found.at_most)
+        assumed = fallback_share if memorised else min(fallback_share, found.at_most)
         found = replace(rate_by(pairs, scorer, assumed), assumed=True)
-        why = f", the most that the surest tenth of the pairs leaves ({fallback_share:g} was to be taken)"
+        why = f", the upper bound from the pairs with the largest |u| (below the fallback {fallback_share:g})"
         notes.append(
-            f"The share of wrong labels cannot be told from these scores; it is taken for {assumed:.3g}"
+            f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed"
             f"{why if assumed < fallback_share else ''}."
         )
     return DecidedRate(found, notes, sample)

@@ -1,4 +1,4 @@
-"""Options of an audit, checked before anything is computed."""
+"""Options of an audit, checked before any computation."""
 
 from __future__ import annotations
 
@@ -27,45 +27,39 @@ class AuditOptions:
     """Options of ``audit``.
 
     Args:
-        scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
-            the prompts each, about the half that they have not seen, "policy" the policy against its
-            reference, "first_visit" the run's policy before it learned from the pair for the first time, by
-            the records of WeightRecorder, "probe" a linear reward on the base model's hidden states, learned
-            from the labels of other prompts. Default for a run: the probe where it agrees with more labels,
-            which it has not seen, than the run's policy before it learned from each pair, by more than a
-            standard error; else the weights where they differ, and the policy where they do not. Default for
-            an adapter, or a model with a ``reference``: policy. Default for a base model, with which training
-            is to begin: probe.
-        output: folder to write to; default: ``audit`` inside the run's folder, or in the working
-            folder for a model.
-        checkpoint: which of the run's folder ``checkpoints``, by its name without .ckpt.
-        reference: the model that a model's training began with; default: what an adapter names as its base. A
-            probe has none. The tokenizer and its chat template are the policy's, or the base's of an adapter
-            that has none.
-        beta: DPO's temperature in a model's training (default: 0.1), which scales u; the ranking does not
-            depend on it, nor does a probe.
-        max_length: tokens of prompt + longer response for a model; longer pairs are left out. Default: 1024.
-        dtype: of a model and its reference (default: float32); an adapter is added to its base, where
-            bfloat16 rounds small changes away.
-        micro_batch_size: pairs in one pass with gradients (self-influence; ``dpo``); default: as in training.
-        top: pairs in the report.
-        threshold: a label is suspect where it is wrong with a probability above this.
-        share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
-            fails where the policy has learned too little.
-        fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
-            memorised its labels; less where too few labels are against the policy on the pairs that it is
-            surest of, and none where scores fit labels that are coin flips as well: ``share`` applies there,
-            too.
-        cleaned: file to write the training pairs to, in the format of their source; it is replaced where it
-            exists. Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair is changed.
-        action: what is done there with suspects: "drop" them, the default, or "flip" their label; with
-            ``decisions`` the default is that only what is decided changes.
-        sample: number of pairs drawn at random that the report lists first, without the audit's results, so
-            that decisions on them give the share of wrong labels.
-        decisions: file of decisions on pairs, as the report's page saves it or Label Studio exports it.
-            Decided labels are wrong with probability 0 or 1, ``cleaned`` follows them, and those on the
-            random sample give the share of wrong labels where ``share`` does not.
-        label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
+        scorer: score of each label. "probe": a linear reward on the base model's hidden states, fitted to the
+            labels of other prompts. "policy": implicit reward margin u of the policy against its reference.
+            "vnet": weight of the run. "first_visit": u before the first update on the pair, from
+            WeightRecorder's files. "dpo": u of two DPO policies, each trained on half of the prompts and
+            scoring the other half. Default: probe for a base model, policy for an adapter; for a run
+            whichever agrees with more labels that it has not seen, the probe or the run (vnet, else policy).
+        output: folder of the results; default: ``audit`` inside the run's folder, or here for a model.
+        checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
+        reference: model that the training of a model or adapter started from; default: the adapter's base.
+            The tokenizer and chat template are the policy's, else the reference's.
+        beta: DPO's temperature in the training of a model or adapter (default: 0.1). It scales u; the ranking
+            does not depend on it.
+        max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default:
+            1024).
+        dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
+        micro_batch_size: pairs per forward pass with gradients; default: as in training.
+        top: number of pairs in the report.
+        threshold: labels with P(wrong) above it are suspected errors.
+        share: noise rate, if known, for example from a reviewed sample; default: estimated, which fails if
+            the policy has learned too little.
+        fallback_share: noise rate to assume if the estimate fails or would be too low because the policy has
+            memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and
+            not used for uninformative scores, unlike ``share``.
+        cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
+            Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
+        action: "drop" suspected label errors from the cleaned file, or "flip" (swap) their labels. Default:
+            drop, or with ``decisions`` only what was decided.
+        sample: number of random pairs at the top of the report, without the audit's results; decisions on
+            them estimate the noise rate.
+        decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
+            set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
+            unless ``share`` does.
+        label_studio: file (.json) for the listed pairs as Label Studio tasks.
 
     Raises:
         UserError: an option is out of range, does not fit another, or a place cannot be written to.
@@ -92,13 +86,13 @@ class AuditOptions:
     def __post_init__(self) -> None:
         for name in ("top", "sample"):
             if (number := getattr(self, name)) < 0:
-                raise UserError(f"{name} is {number}, but it is a number of pairs, at least 0.")
+                raise UserError(f"{name} is {number}, but it must be 0 or more.")
         if not 0 < self.threshold < 1:
-            raise UserError(f"threshold is {self.threshold}, but it is a probability, above 0 and below 1.")
+            raise UserError(f"threshold is {self.threshold}, but a probability is above 0 and below 1.")
         for name in ("share", "fallback_share"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 0.5:
-                raise UserError(f"{name} is {value}, but the share of wrong labels is above 0 and below 0.5.")
+                raise UserError(f"{name} is {value}, but a noise rate is above 0 and below 0.5.")
         if self.beta is not None and not self.beta > 0:
             raise UserError(f"beta is {self.beta}, but it must be above 0 (DPO's is usually 0.1).")
         check_at_least(1, micro_batch_size=self.micro_batch_size)
@@ -107,7 +101,7 @@ class AuditOptions:
                 f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."
             )
         self._check_places()
-        _ = self.decided  # reads the file, so that errors come first
+        _ = self.decided  # reads the file now, so that its errors come first
 
     def _check_places(self) -> None:
         if self.output is not None:
@@ -123,7 +117,7 @@ class AuditOptions:
 
     @cached_property
     def decided(self) -> Decisions | None:
-        """Decisions read from the file ``decisions``."""
+        """Decisions from the file ``decisions``."""
         return None if self.decisions is None else read_decisions(self.decisions)
 
     @property

@@ -1,11 +1,11 @@
-"""Self-influence: how far training on a pair's own label has moved its u, which hides wrong labels.
+"""Self-influence: the change of a pair's u from training on its own label, which hides wrong labels.
 
 To first order an AdamW step at rate lr on a batch of B pairs moves u by
 
-    du_i = lr / B  sum_j K_ij pull_j,    K_ij = (grad u_i)^T P (grad u_j),    P = 1 / (sqrt(v) + eps),
+    du_i = lr / B  sum_j K_ij p_j,    K_ij = (grad u_i)^T P (grad u_j),    P = 1 / (sqrt(v) + eps),
 
-with pull = -g dl/du. Over a run a pair's own term adds up to sum_t lr_t / N K_ii pull_i. A move lowers later
-pulls by D = -dpull/du, so (1 - exp(-A D)) / (A D) of it is left at the end, A = sum_t lr_t / N K.
+with p = -g dl/du. Over a run a pair's own term adds up to sum_t lr_t / N K_ii p_i. A move lowers later p by
+D = -dp/du, so the fraction (1 - exp(-A D)) / (A D) of it remains at the end, A = sum_t lr_t / N K.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ..runs.finished_run import MOST_AT_ONCE, FinishedRun, PreferenceData
 from ..runs.folder import METRICS
 
 SAMPLE = 128
-"""Largest number of pairs whose gradients are computed; the mean is then within about 4%."""
+"""Maximum number of pairs whose gradients are computed; the mean is then within about 4%."""
 WIDTH = 65536
-"""Length that longer gradients are sketched to; K is then within about 1 / sqrt(WIDTH)."""
+"""Length of the sketch of longer gradients; K is then within about 1 / sqrt(WIDTH)."""
 EPS = 1e-8
 LARGEST = 0.3
-"""Self-influence, in standard deviations of u, above which a first order is too coarse."""
+"""Self-influence, in standard deviations of u, above which the first order is too coarse."""
 
 
 def own_pull(
     module: PreferenceModule, data: PreferenceData, run: FinishedRun, updates: int, seed: int = 0
 ) -> float | None:
-    """Return the change of u, in nats, per unit gradient on the pair's own label, up to the checkpoint.
+    """Return the first-order change of u, in nats, per unit gradient on the pair's own label.
 
-    None if there is no AdamW state or per-pair gradient, or if the change is too large for a first order.
+    None without AdamW state or per-pair gradients, or if the change is too large for the first order.
     """
     moments = _moments(module, run.checkpoint)
     if moments is None:
@@ -71,10 +71,10 @@ def own_pull(
 
 
 def remaining(kernel: np.ndarray, u: np.ndarray, pairs: int) -> np.ndarray:
-    """Return (M,) nats left by pulls of 1 on all of N pairs, from (M, M) A and (M,) u of a sample."""
+    """Return (M,) nats that remain of unit gradients on all N pairs, from (M, M) A and (M,) u of a sample."""
     answers = kernel * (pairs / len(u))
     np.fill_diagonal(answers, np.diag(kernel))
-    root = np.sqrt(expit(u) * expit(-u))  # of D, which makes the answers symmetric
+    root = np.sqrt(expit(u) * expit(-u))  # of D, for a symmetric matrix
     decay, directions = np.linalg.eigh(root[:, None] * answers * root)
     decay = decay.clip(1e-9)
     left = (directions * (-np.expm1(-decay) / decay)) @ directions.T
@@ -97,7 +97,7 @@ def _gradients(
     def row_vectors() -> Tensor:
         parts = []
         for number, (name, moment) in enumerate(moments.items()):
-            # A pair's own gradient is part of v at its visit.
+            # A pair's own gradient is part of v at its update.
             own = (1 - module.betas[1]) * (sums[name] / data.global_batch_size).square()
             scaled = (sums.pop(name) / ((moment + own).sqrt() + EPS).sqrt()).flatten(1)
             if not sketched:
@@ -111,7 +111,7 @@ def _gradients(
         return torch.cat(parts, 1)
 
     found, u = [], []
-    for start in tqdm(range(0, len(sample), size), desc="Labels' own pull", unit="batch"):
+    for start in tqdm(range(0, len(sample), size), desc="Self-influence", unit="batch"):
         batch = move_data_to_device(data.train_pairs.batch(sample[start : start + size]), device)
         with torch.no_grad():
             batch = batch.with_reference(module.policy.reference_log_probs(batch))

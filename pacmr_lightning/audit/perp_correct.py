@@ -27,7 +27,7 @@ from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run,
 from ..runs.folder import CONFIG
 
 _SCORES = "scores.parquet"
-"""Written when a round is complete."""
+"""Written at the end of a round."""
 _FITTED = ("mu", "sigma", "alpha", "threshold", "separation")
 BINS = 100
 WORST_DISTANCE = 0.1
@@ -41,12 +41,12 @@ class SymmetricMixture:
     """alpha N(mu, sigma^2) + (1 - alpha) N(-mu, sigma^2), of right and wrong labels."""
 
     mu: float
-    """Of right labels; below 0."""
+    """Mean of right labels; below 0."""
     sigma: float
     alpha: float
-    """Share of right labels."""
+    """Fraction of right labels."""
     distance: float
-    """Largest difference from the values' distribution function."""
+    """Maximum difference from the values' empirical distribution function."""
 
     @property
     def threshold(self) -> float:
@@ -56,7 +56,7 @@ class SymmetricMixture:
         return float(np.clip(crossing, self.mu, -self.mu))
 
     def accuracy(self, threshold: float) -> float:
-        """Return the share of right labels once all pairs from a threshold on are swapped."""
+        """Return the fraction of right labels after all pairs from a threshold on are swapped."""
         right = norm.cdf(threshold, self.mu, self.sigma)
         return float(self.alpha * right + (1 - self.alpha) * norm.sf(threshold, -self.mu, self.sigma))
 
@@ -66,28 +66,28 @@ class SymmetricMixture:
         return self.accuracy(self.threshold)
 
     def wrong(self, values: np.ndarray) -> np.ndarray:
-        """Return (N,) P(wrong) of pairs with such values."""
+        """Return (N,) P(wrong) of pairs with (N,) values."""
         return expit(-2 * self.mu / self.sigma**2 * values - logit(self.alpha))
 
     @property
     def problem(self) -> str | None:
-        """Why labels should not be corrected by this fit; None if nothing is wrong with it."""
+        """Reason not to correct labels by this fit; None if it is usable."""
         if self.distance > WORST_DISTANCE:
             return f"misses the distribution by {self.distance:.2f}"
         if self.alpha < 0.5:
-            return f"takes {1 - self.alpha:.0%} of the labels for wrong"
+            return f"has a noise rate of {1 - self.alpha:.0%}"
         return None
 
 
 def fit_mixture(values: np.ndarray) -> SymmetricMixture:
     """Fit the mixture's density to a histogram of N values by least squares, as PerpCorrect does.
 
-    Unlike its code: at the middle of each bin, and from several starting points.
+    Unlike its code, it uses bin centres and several starting points.
     """
-    if not np.isfinite(values).all() or np.ptp(values) == 0:
+    if not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
         raise UserError(
-            f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so they "
-            "say nothing of labels; train the rounds with another --rounds.learning_rate."
+            f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so "
+            "labels cannot be corrected; train the rounds with another --rounds.learning_rate."
         )
     scale = float(np.sqrt(np.mean(values**2)))
     scaled = np.sort(values / scale)
@@ -126,7 +126,7 @@ def _density(x: np.ndarray, mu: float, sigma: float, alpha: float) -> np.ndarray
 
 
 def selection(values: np.ndarray, alpha: float, size: int) -> tuple[list[int], list[int]]:
-    """Return the surest ``size`` indices: labels to keep (a share alpha, lowest values), and to swap."""
+    """Return the ``size`` most confident indices: alpha of them to keep (lowest values), the rest to swap."""
     order = np.argsort(values, kind="stable").tolist()
     keep = round(size * alpha)
     return order[:keep], order[::-1][: size - keep]
@@ -148,11 +148,11 @@ class Rounds:
     """Settings of PerpCorrect's rounds; the defaults are those of its code.
 
     Args:
-        count: how many.
-        share: of the training pairs, which each round learns from beyond those of the round before.
-        beta: of DPO.
-        learning_rate: at its peak.
-        batch_size: pairs of an update.
+        count: number of rounds.
+        share: fraction of the training pairs that each round adds to those of the previous one.
+        beta: DPO's temperature.
+        learning_rate: peak learning rate.
+        batch_size: pairs per update.
         epochs: passes over a round's pairs.
 
     Raises:
@@ -188,7 +188,7 @@ class Rounds:
             "learning_rate": self.learning_rate,
             "micro_batch_size": micro and math.gcd(micro, self.batch_size),
         }
-        # Not validated on, but without a file some prompts would be set aside.
+        # Unused, but without a file some prompts would be held out for validation.
         files = {"train": str(rows), "validation": str(rows)}
         ignored = (*NO_NOISE, "clean_meta", "hold_out_clean_meta", "augmentations")
         ignored += ("curriculum", "curriculum_share")
@@ -219,12 +219,13 @@ class Rounds:
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Train the rounds that are not on disk yet; return labels by the best round, and one row per round.
 
-        ``data`` has all N training pairs as trained. ``write`` writes a round's file of pairs under their
-        label and under the opposite one; ``fit`` trains in a folder with command-line arguments. Labels have
-        ``id``, ``observed``, ``suggested``, ``p_wrong`` (0 or 1), ``posterior`` (by the mixture) and ``d``.
+        ``data`` has all N training pairs as trained. ``write`` writes a round's file from the indices of
+        pairs with their own label and of pairs with the swapped one; ``fit`` trains in a folder with
+        command-line arguments. Labels have ``id``, ``observed``, ``suggested``, ``p_wrong`` (0 or 1),
+        ``posterior`` (by the mixture) and ``d``.
 
         Raises:
-            UserError: no round separates right labels from wrong ones.
+            UserError: no round separates right from wrong labels.
         """
         pairs, number = data.train_pairs, len(data.train_pairs)
         learned: tuple[list[int], list[int]] = ([], [])
@@ -232,9 +233,7 @@ class Rounds:
         for i in range(1, self.count + 1):
             place = folder / str(i)
             if not (place / _SCORES).exists():
-                print(
-                    f"Round {i} of {self.count}: {len(learned[0])} labels kept, {len(learned[1])} exchanged."
-                )
+                print(f"Round {i} of {self.count}: {len(learned[0])} labels kept, {len(learned[1])} swapped.")
                 write(folder / f"{i}.jsonl", *learned)
                 config = self.config(first, place, folder / f"{i}.jsonl")
                 with replacing(folder / f"{i}.yaml") as temporary:
@@ -246,7 +245,7 @@ class Rounds:
             found.append((mixture, d))
             fitted = {name: getattr(mixture, name) for name in _FITTED}
             fitted |= {"changed": int((d >= mixture.threshold).sum()), "problem": mixture.problem or ""}
-            rows.append({"round": i, "kept": len(learned[0]), "exchanged": len(learned[1]), **fitted})
+            rows.append({"round": i, "kept": len(learned[0]), "swapped": len(learned[1]), **fitted})
             learned = selection(d, mixture.alpha, min(i * round(self.share * number), number))
         table = pd.DataFrame(rows)
         best = _best(found)
@@ -279,8 +278,8 @@ def _best(found: list[tuple[SymmetricMixture, np.ndarray]]) -> int:
     if not good:
         reasons = "; ".join(f"{i} {mixture.problem}" for i, (mixture, _) in enumerate(found, start=1))
         raise UserError(
-            f"In no round the perplexity differences tell right labels from wrong ones (the fit of round "
-            f"{reasons}); give more clean pairs, or other --rounds.learning_rate, --rounds.epochs or "
+            f"In no round do perplexity differences separate right from wrong labels (the fit of round "
+            f"{reasons}); give more clean pairs, or another --rounds.learning_rate, --rounds.epochs or "
             "--rounds.beta, with another --output."
         )
     return max(good, key=lambda i: found[i][0].separation)

@@ -37,7 +37,7 @@ class AuditResult:
     """Results of an audit, and its files."""
 
     table: pd.DataFrame
-    """One row per pair, the most suspect first: ``pairs.parquet``."""
+    """One row per pair, the most suspected first: ``pairs.parquet``."""
     findings: Findings
     traits: pd.DataFrame
     notes: list[str]
@@ -49,13 +49,13 @@ class AuditResult:
 
     @property
     def noise_rate(self) -> float | None:
-        """Expected share of wrong labels; None if not identified (see ``statement``)."""
+        """Estimated or given noise rate; None if not identified (see ``statement``)."""
         return self.findings.rate.rate if self.findings.rate.identified else None
 
     @property
     def statement(self) -> str:
         """The noise rate with its uncertainty, or why there is none."""
-        return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
+        return f"Estimated noise rate: {rate_in_words(self.findings.rate)}."
 
     def _repr_html_(self) -> str:
         """Return the statement and the most suspected pairs, as a notebook shows them."""
@@ -76,7 +76,7 @@ class AuditResult:
 def audit(
     run: str | Path, source: Source | str | Path | None = None, options: AuditOptions | None = None
 ) -> AuditResult:
-    """Look for wrong labels among the training pairs of a finished run, or among the pairs of a source.
+    """Find suspected label errors among the training pairs of a finished run, or the pairs of a source.
 
     Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md.
 
@@ -146,7 +146,7 @@ def _digest(run: str, options: AuditOptions) -> str | None:
 def conclude(
     scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, command: str = ""
 ) -> AuditResult:
-    """Decide the noise rate, find suspects and write an audit's files."""
+    """Determine the noise rate, find suspected label errors and write an audit's files."""
     pairs, decided = scored.pairs, options.decided
     with waiting("Estimating the noise rate"):
         decision = decide(
@@ -154,7 +154,7 @@ def conclude(
             scored.scorer,
             options.share,
             options.fallback_share,
-            scored.by_heart,
+            scored.memorised,
             None if decided is None else decided.estimate,
         )
         findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
@@ -199,15 +199,15 @@ def conclude(
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
-    """Ids of pairs to drop, and to swap: suspects, unless decided by hand."""
+    """Ids of pairs to drop, and to swap: suspected label errors, unless decided by hand."""
     suspects = set(table["id"][table["suggested"] == "flip"])
     action = options.action or ("drop" if options.decided is None else None)
     drop = suspects if action == "drop" else set()
-    exchange = suspects if action == "flip" else set()
+    swap = suspects if action == "flip" else set()
     if options.decided is None:
-        return drop, exchange
-    keep, wrong, out = map(options.decided.named, ("keep", "exchange", "drop"))
-    return drop - keep - wrong | out, exchange - keep - out | wrong
+        return drop, swap
+    keep, wrong, out = map(options.decided.named, ("keep", "swap", "drop"))
+    return drop - keep - wrong | out, swap - keep - out | wrong
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:

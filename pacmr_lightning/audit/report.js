@@ -2,11 +2,11 @@
 // Decisions on the listed pairs: made by key or click, kept in this browser, saved to a file and loaded from one.
 // Texts of the data are never made HTML here, and nothing is fetched or sent.
 (() => {
-  const WORDS = { k: "keep", x: "exchange", d: "drop", u: "unsure" };
+  const WORDS = { k: "keep", x: "swap", d: "drop", u: "unsure" };
   const MEANS = {
     keep: "the label is right",
-    exchange: "the rejected response is the better one",
-    drop: "nothing should be learned from this pair",
+    swap: "the rejected response is the better one",
+    drop: "the pair is unusable",
     unsure: "leave it to the audit",
   };
   const articles = [...document.querySelectorAll("article[data-pair]")];
@@ -36,13 +36,13 @@
       try {
         row = JSON.parse(line);
       } catch {
-        // No JSON is no decision either.
+        // Invalid JSON is no decision.
       }
       if (typeof row?.id !== "string" || !Object.values(WORDS).includes(row.decision)) {
         throw new Error(`line ${i + 1} is no decision`);
       }
       const pair = listed.get(row.id);
-      const observed = row.observed ?? pair?.observed; // JSON leaves it out where nobody knows
+      const observed = row.observed ?? pair?.observed; // JSON omits it if unknown
       if (pair && observed !== pair.observed) {
         throw new Error(`line ${i + 1} decides on a pair that had the other label there`);
       }
@@ -96,7 +96,7 @@
   const said = element("span", { className: "said" });
   said.setAttribute("role", "status");
   const file = element("input", { type: "file", accept: ".jsonl,.json", hidden: true, onchange: load });
-  const keys = [["K", "keep"], ["X", "exchange"], ["D", "drop"], ["U", "unsure"], ["N", "next"], ["P", "previous"]];
+  const keys = [["K", "keep"], ["X", "swap"], ["D", "drop"], ["U", "unsure"], ["N", "next"], ["P", "previous"]];
   const controls = element(
     "div",
     { className: "bar" },
@@ -194,7 +194,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
     const letter = event.key.toLowerCase();
     const word = WORDS[letter];
-    // Nobody decides on a pair that is not in front of them.
+    // No decision on a pair that is out of view.
     if (word && current < 0) go(undecided());
     else if (word && !inView(articles[current])) go(current);
     else if (word) {

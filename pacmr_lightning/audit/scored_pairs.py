@@ -32,7 +32,7 @@ from .scorers import NAMES, Scorer
 
 @dataclass
 class ScoredPairs:
-    """N training pairs with the scores of a scorer, and of others that were computed."""
+    """N training pairs with their scores by a scorer, and by others that were computed."""
 
     pairs: pd.DataFrame
     """``last_pass``, ``cross_fit_u``, ``unpulled_u`` (without self-influence), and perhaps other scores."""
@@ -41,17 +41,17 @@ class ScoredPairs:
     source: Any
     """A ``datamodules.Source``."""
     varies: bool = False
-    """Whether the weights rank labels."""
-    by_heart: bool = False
-    """Whether the scorer has memorised labels to an unknown extent, so that the rate is too low."""
+    """True if the weights rank labels."""
+    memorised: bool = False
+    """True if the scorer has memorised labels to an unknown extent, so that the noise rate is too low."""
     noise_flips: dict[str, bool] | None = None
-    """Whether a run's noise has flipped a label, by id."""
+    """True for labels that the run's injected noise has flipped, by id."""
     notes: list[str] = field(default_factory=list)
 
 
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
-    """Score all training pairs of a finished run as trained; results of models are kept in its ``audit``."""
-    options.refuse(OF_A_MODEL, f"{run} is a run, which says that itself")
+    """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
+    options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
     scorer = options.scorer
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
@@ -71,11 +71,11 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     varies = _varies(module, pairs)
     if scorer == "vnet" and not varies:
         raise UserError(
-            f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
-            "found out of labels; use --scorer policy."
+            f"scorer is vnet, but the weights of {type(module.weighting).__name__} are not learned from the "
+            "labels; use --scorer policy."
         )
     if visits is not None:
-        # A pair without a visit has not been seen, so its present u is a pre-update score.
+        # A pair without a visit was never trained on, so its present u is a pre-update score.
         first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
         pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
@@ -94,9 +94,9 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
-    by_heart = scorer in ("vnet", "policy") and unit is None
+    memorised = scorer in ("vnet", "policy") and unit is None
     rows = data.source.load("train")
-    return ScoredPairs(pairs, scorer, rows, data.source, varies, by_heart, data.noise_flips, notes)
+    return ScoredPairs(pairs, scorer, rows, data.source, varies, memorised, data.noise_flips, notes)
 
 
 def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
@@ -108,7 +108,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     if scorer not in ("policy", "probe"):
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
     if scorer == "probe":
-        options.refuse(("beta", "reference"), "a probe compares a model with none and has no beta")
+        options.refuse(("beta", "reference"), "a linear probe has no reference and no beta")
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
     with waiting("Reading and tokenizing the pairs"):
@@ -120,7 +120,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     if reference is None:
         u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
         delta = np.full(len(u), np.nan)
-        note = f"A linear probe has read the states of {model}; nothing was trained but the probe."
+        note = f"Scores are those of a linear probe on hidden states of {model}."
     else:
         ours, base = (
             data.reference_log_probs(_placed(name, options, first), f"{title} log-probabilities")
@@ -129,7 +129,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         beta = BETA if options.beta is None else options.beta
         chosen, rejected = beta * (ours - base).astype(np.float64).T
         u, delta = chosen - rejected, chosen + rejected
-        note = f"The policy {model} was trained elsewhere; its reference is {reference}."
+        note = f"Scores are u of {model} against its reference {reference}."
     known = np.array(data.flipped)
     pairs = pd.DataFrame(
         {
@@ -152,15 +152,16 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
-    return ScoredPairs(pairs, scorer, source.load_all(), source, by_heart=scorer == "policy", notes=[note])
+    return ScoredPairs(pairs, scorer, source.load_all(), source, memorised=scorer == "policy", notes=[note])
 
 
 def base_of(policy: str) -> str:
-    """Return the base model of an adapter; anything else raises a UserError."""
+    """Return the base model of an adapter; raises UserError for a whole model."""
     if not is_adapter(policy):
         raise UserError(
-            f"policy is {policy}, which is no adapter that names its base model; name another, or give the "
-            "model that its training began with, by --reference."
+            f"{policy} is a whole model, not an adapter, so its reference is unknown; give the model that "
+            "its training started from with --reference, or leave out --beta and --scorer policy to audit "
+            "with a linear probe."
         )
     return adapter_base(policy)
 
@@ -183,17 +184,17 @@ def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: li
 
 
 def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
-    """Return the probe if it agrees with more unseen labels than the policy, else ``own``; and why."""
+    """Return the probe if it agrees with more unseen labels than the policy, else ``own``; and the reason."""
     probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
     judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
     return judge, (
-        f"Judged by {NAMES[judge]}: of labels that they have not seen the probe agrees with {probe:.0%}, and "
-        f"the policy, before it learned from each pair, with {policy:.0%} (signed ranks; 50% by chance)."
+        f"Scorer: {NAMES[judge]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "
+        f"first update on each pair {policy:.0%} (signed ranks; 50% by chance)."
     )
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
-    """Return whether the weights rank labels by something the run has learned."""
+    """Return whether the weights rank labels by what the run has learned."""
     none = (AuditedWeights, DropFlipped, OracleWeights)
     return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
 
@@ -202,12 +203,12 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
     notes = []
     if noise:
         notes.append(
-            f"The run flipped labels on purpose ({noise}). Labels are those it was trained on: where the "
-            "noise was at work, the suggestion to flip undoes it."
+            f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to flip can "
+            "undo an injected flip."
         )
     counts = data.counts["train"]
     if out := counts["rows"] - len(data.train_pairs):
         notes.append(
-            f"{out:,} of {counts['rows']:,} rows were not trained on (dropped, or held out) and not audited."
+            f"{out:,} of {counts['rows']:,} rows were dropped or held out in training, and are not audited."
         )
     return notes

@@ -10,7 +10,7 @@ NAMES: dict[Scorer, str] = {
     "vnet": "weight",
     "dpo": "cross-fitted u",
     "policy": "u",
-    "first_visit": "u at the first visit",
+    "first_visit": "pre-update u",
     "probe": "linear probe",
 }
 """Names in tables."""
@@ -21,7 +21,7 @@ SCORES: dict[Scorer, str] = {
     "first_visit": "first_visit_u",
     "probe": "probe_u",
 }
-"""Columns; low values are suspect."""
+"""Columns; low values are suspected."""
 BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
 """Columns that change sign with the label, for the noise rate."""
 UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "first_visit")

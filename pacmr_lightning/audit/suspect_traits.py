@@ -1,7 +1,7 @@
 """Traits that suspected label errors have in common: length, single words, category, annotator.
 
-A policy that has learned the labellers' shortcut suspects the pairs that break it, which u alone cannot show.
-Real quality shows in the same way; of a shortcut, nearly all labels follow it.
+A policy that has learned a shortcut of the labellers suspects the pairs that break it, which u alone cannot
+show. Real quality looks the same, but nearly all labels follow a shortcut.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .noise_rate import NoiseRate
 LEVEL = 0.05
 """False discovery rate of the traits that are reported."""
 LEAST = 10
-"""Suspects, and other pairs, that a trait must decide to be tested; twice that to be listed."""
+"""Suspected and other pairs that must differ in a trait for its test; twice that for its listing."""
 FOLLOWED = 0.75
-"""Share of labels, for a shortcut; on the synthetic benchmark clean labels follow no word so often."""
+"""Fraction of labels that follow a shortcut; clean ones of the synthetic benchmark stay below it."""
 _BLOCK = 50
 COLUMNS = [
     *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "difference", "low", "high"),
@@ -33,13 +33,14 @@ COLUMNS = [
 def suspect_traits(
     pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
 ) -> pd.DataFrame:
-    """Compare (N,) suspects with the other pairs, trait by trait: one row per trait, the clearest first.
+    """Compare (N,) suspected with other pairs, trait by trait: one row per trait, the clearest first.
 
-    A word decides a pair if one response alone has it, length if one response is longer, a group all pairs
-    with one. Sums over prompts are independent units, and p is adjusted by Benjamini and Hochberg.
+    Pairs differ in a word if only one response has it, and in length if one response is longer; a group
+    applies to all pairs that have one. Prompts are the independent units, and p is adjusted by Benjamini and
+    Hochberg.
 
     Columns: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and ``others``
-    (pairs that it decides), ``in_suspects`` and ``in_others`` (shares that have it), ``difference`` with 95%
+    (pairs that differ in it), ``in_suspects`` and ``in_others`` (fractions with it), ``difference`` with 95%
     interval ``low`` to ``high``, ``p``, ``p_adjusted`` (NaN below ``LEAST``), ``in_all``, ``in_all_low``,
     ``in_all_high``.
     """
@@ -64,9 +65,10 @@ def suspect_traits(
 
 
 def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
-    """Return which traits most labels follow, as a mask.
+    """Return a mask of the traits that most labels follow.
 
-    Independent flips leave at most 1 - eps of the labels to a trait; a given eps may be too high on purpose.
+    With independent label errors at most 1 - eps of the labels follow a trait; a given eps may be too high on
+    purpose, so it is not used.
     """
     estimated = rate.identified and not rate.known
     bound = min(FOLLOWED, 1 - rate.low) if estimated else FOLLOWED
@@ -74,12 +76,12 @@ def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
 
 
 def at_least(traits: pd.DataFrame) -> pd.Series:
-    """Return the lower bound of the share of labels that follow a trait or its opposite."""
+    """Return the lower bound of the fraction of labels that follow a trait or its opposite."""
     return traits["in_all_low"].clip(lower=1 - traits["in_all_high"])
 
 
 _Block = tuple[str, Sequence[str], sparse.csr_matrix, sparse.csr_matrix]
-"""Kind, V names, and two (N, V) 0/1 matrices: pairs that a trait decides, and pairs that have it."""
+"""Kind, V names, and two (N, V) 0/1 matrices: pairs that differ in a trait, and chosen ones with it."""
 
 
 def _lengths(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
@@ -105,7 +107,7 @@ def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
         sizes = values.value_counts()
         known = _column(values.notna().to_numpy())
         names = sizes.index[(sizes >= LEAST) & (sizes < sizes.sum())]
-        # A group decides all pairs, so a matrix of all groups would be dense.
+        # Groups apply to all pairs, so a matrix of all groups would be dense.
         for start in range(0, len(names), _BLOCK):
             block = list(names[start : start + _BLOCK])
             has = values.to_numpy()[:, None] == np.array(block, dtype=object)
@@ -120,11 +122,11 @@ def _column(values: np.ndarray) -> sparse.csr_matrix:
 def _compared(
     decides: sparse.csr_matrix, has: sparse.csr_matrix, suspect: np.ndarray, clusters: np.ndarray
 ) -> pd.DataFrame:
-    """Shares, intervals and p of V traits.
+    """Fractions, intervals and p of V traits.
 
-    Scores (z - mean z)(y - mean y), z = 1 for suspects and y = 1 for pairs with the trait, are summed over
-    prompts. Their variance is the sum of squares, at least that of independent pairs: rare traits have few
-    squares.
+    Scores (z - mean z)(y - mean y), z = 1 for suspected and y = 1 for pairs with the trait, are summed over
+    prompts. Their variance is the sum of squares, at least that of independent pairs, since rare traits have
+    few squares.
     """
     by_prompt = sparse.csr_matrix((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))))
     only = sparse.diags(suspect.astype(float))
@@ -186,7 +188,7 @@ def _squares(sums: sparse.spmatrix) -> np.ndarray:
 def _wilson(
     share: np.ndarray, size: np.ndarray, squares: np.ndarray, prompts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's 95% interval of a share, for the effective number of pairs over prompts."""
+    """Wilson's 95% interval of a fraction, for the effective number of pairs over prompts."""
     ratio = squares / (size * share * (1 - share)) * prompts / (prompts - 1)
     # Without variance each prompt counts once.
     n = np.where((share > 0) & (share < 1), size / np.fmax(ratio, 1.0), np.minimum(size, prompts))

@@ -1,4 +1,4 @@
-"""One sentence for errors that a user can fix: bad input, a full disk, too little memory, a lost process."""
+"""One sentence for errors that a user can fix: bad input, full disk, out of memory, lost process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stop(message: str) -> NoReturn:
 
 
 def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
-    """Make an object for jsonargparse, and keep its error, which jsonargparse drops for unions."""
+    """Construct an object for jsonargparse and keep its error, which jsonargparse drops for unions."""
     try:
         return class_type(*args, **kwargs)
     except Exception as error:
@@ -80,7 +80,7 @@ def _of_logger(error: BaseException) -> str | None:
         # By name, since they are seldom imported.
         if (package := type(one).__module__.partition(".")[0]) in ("mlflow", "wandb"):
             text = (str(one).strip() or type(one).__name__).splitlines()[0]
-            return f"{package} of trainer.logger says: {text}"
+            return f"{package} of trainer.logger failed: {text}"
     return None
 
 
@@ -89,9 +89,9 @@ def out_of_memory(error: BaseException) -> str | None:
     for one in filter(is_out_of_memory, _chain(error)):
         wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(one))
         return (
-            f"Out of memory{f' ({wanted[1]} more were wanted)' if wanted else ''}; take fewer pairs at a "
-            "time (model.micro_batch_size, or data.batch_size in SFT), shorter ones (max_length), or "
-            "recompute activations (gradient_checkpointing); docs/memory.md has what each option saves."
+            f"Out of memory{f' ({wanted[1]} requested)' if wanted else ''}; lower micro_batch_size (in SFT "
+            "data.batch_size) or max_length, or set gradient_checkpointing to true; docs/memory.md says what "
+            "each option saves."
         )
     return None
 
@@ -106,7 +106,7 @@ def full_disk(error: BaseException) -> str | None:
             file = getattr(one, "filename", None)
             return (
                 f"The disk is full{f' at {file}' if file else ''} ({os.strerror(number)}); free some space "
-                "and run it again: what was finished is kept."
+                "and run the command again: finished parts are kept."
             )
     return None
 
@@ -122,8 +122,8 @@ def lost_process(error: BaseException) -> str | None:
             reason = re.search(r"[^:]*by peer|Timed out waiting[^.,]*", text)
             return (
                 "Another process of this run ended, or did not answer in time "
-                f"({reason[0].strip() if reason else type(one).__name__}); see what it said, or whether "
-                "memory ran out, and go on with the same command and --ckpt_path last."
+                f"({reason[0].strip() if reason else type(one).__name__}); read its messages, check the "
+                "memory, and resume with the same command and --ckpt_path last."
             )
     return None
 
@@ -132,8 +132,8 @@ def no_compiler(error: BaseException) -> str | None:
     """Return the sentence on a kernel that DeepSpeed could not compile."""
     wanted = re.search(r"Unable to JIT load the (\w+) op|Error building extension '(\w+)'", str(error))
     return wanted and (
-        f"DeepSpeed could not compile its {wanted[1] or wanted[2]}, which trainer.strategy asks for; use a "
-        "file of configs/strategies, none of which needs a compiler, or install g++ and ninja."
+        f"DeepSpeed could not compile its {wanted[1] or wanted[2]} for trainer.strategy; use a config of "
+        "strategies/, which need no compiler, or install g++ and ninja."
     )
 
 
@@ -145,4 +145,4 @@ def _other_model(error: BaseException) -> str | None:
         what = ""
     else:
         return None
-    return f"The checkpoint does not fit the model{what}; use the model and options that it was made with."
+    return f"The checkpoint does not fit the model{what}; use the model and options of its training."

@@ -15,7 +15,7 @@ _stdout: TextIO | None = None
 
 @contextmanager
 def only_results() -> Iterator[None]:
-    """Send all that is printed inside, by libraries too, to standard error, except for ``print_result``."""
+    """Redirect prints in the block, also of libraries, to standard error, except ``print_result``."""
     global _stdout
     outer = _stdout
     _stdout = outer or sys.stdout

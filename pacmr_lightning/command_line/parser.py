@@ -1,4 +1,4 @@
-"""Parsers of the commands, which report errors in one sentence; a tool's options are those of a function."""
+"""Parsers of the commands: errors in one sentence, and options from a function's signature."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .exceptions import construct, stop
 from .output import only_results
 from .sentences import cause_of
 from .shipped_configs import with_files
+from .short_forms import with_source
 
 NUMBERS = (int | float, int | float | None)
-"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 is all of them."""
+"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
 
 add_instantiator(construct, object)
 
@@ -28,7 +29,7 @@ class OneSentence(ArgumentParser):
         self._file: str | None = None
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Tries int before float: ``typing`` may return the union of another package, in its order."""
+        """Parse int before float: ``typing`` may return an equal union in another order."""
         action: Any = kwargs.get("action")
         kind = getattr(action, "_typehint", None)
         if kind in NUMBERS:
@@ -40,7 +41,7 @@ class OneSentence(ArgumentParser):
         return super().parse_args(with_files(sys.argv[1:] if args is None else args), *rest, **options)
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read a config, whose name precedes its errors."""
+        """Read a config; its name precedes its errors."""
         self._file = str(cfg_path)
         try:
             return super().parse_path(cfg_path, *args, **kwargs)
@@ -88,9 +89,12 @@ def run_tool(
 ) -> Any:
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
-    What it prints goes to standard error, except by ``print_result``. With ``positional``, parameters without
-    a default are plain words, unless they are keyword-only.
+    Prints go to standard error, except those of ``print_result``. With ``positional``, parameters without a
+    default are positional, unless they are keyword-only. A ``source`` can be given as ``--data FILE``.
     """
+    if "source" in inspect.signature(function).parameters:
+        arguments = with_source(arguments)
+    arguments = ["--help" if word == "--help_all" else word for word in arguments]
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
         only_results()(function),

@@ -1,4 +1,4 @@
-"""Shortens jsonargparse's nested error messages, with all guesses of a union, to one sentence."""
+"""One sentence for jsonargparse's nested error messages, which list all guesses of a union."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
-BESIDE = "beside class_path a class has only init_args, which hold its options"
-LISTED = "--help lists those that there are."
+BESIDE = "beside class_path a class has only init_args, with its options"
+LISTED = "--help lists the options."
 ALIKE = 0.75
-"""Least similarity, from 0 to 1, of a proposed name."""
+"""Minimum similarity, from 0 to 1, of a suggested name."""
 LONGEST = 80
 TYPE, CLASS, OWN, INSIDE = range(4)
-"""Ranks of a cause: wrong type, no such class, a class's own or an item's, a known class's option."""
+"""Ranks of a cause: wrong type, unknown class, error of a class or item, option of a known class."""
 
 ELSEWHERE = {
     "lr": "model.learning_rate",
@@ -36,12 +36,12 @@ ELSEWHERE = {
     "logging_steps": "trainer.log_every_n_steps",
     "load_in_4bit": "model.policy.quantization",
 }
-"""Options of a training run as TRL or habit names them."""
+"""Options of a training run by their names in TRL and other tools."""
 
 LEAVES = {
     r".*[oO]ption 'class_path'": f"{BESIDE}.",
     r"(?:File|Path) does not exist: '(.*)'": r"there is no file \1.",
-    r"Path is not a file: '(.*)'": r"\1 is no file.",
+    r"Path is not a file: '(.*)'": r"\1 is not a file.",
     r'expected "subcommand" to be one of': "no command is given; pacmr --help lists them.",
 }
 
@@ -54,19 +54,19 @@ class Cause:
     text: str
     rank: int = OWN
     classes: str | None = None
-    """Classes to propose: those like this name, or with an option of this ``.NAME``."""
+    """Name of the classes to suggest, or ``.NAME`` of an option that they have."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}" if self.key else self.text
 
 
 def short_message(message: str) -> str:
-    """Return the first cause in a message as a sentence: key, value and what is allowed."""
+    """Return the first cause in a message as a sentence: key, value, allowed values."""
     return str(cause_of(message, None))
 
 
 def cause_of(message: str, parser: ArgumentParser | None) -> Cause:
-    """Return the cause in a message of a parser, which has the names to propose."""
+    """Return the cause in a parser's message; the parser has the names to suggest."""
     cause = _cause(message, parser)
     return _with_classes(replace(cause, text=cause.text.replace("{value}", "the class")), None)
 
@@ -98,14 +98,14 @@ def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
         return _no_class(path)
     if missing := re.match(r"No module named '[^']*'", said):
         return Cause(
-            "", f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
+            "", f"{path} cannot be imported ({missing[0]}); correct the path, or install its package."
         )
     inner = _cause(said, parser)
     if not inner.key and inner.text == _collapse(said):  # not a parser's message
         return Cause("", f"{path} cannot be imported ({inner.text.rstrip('.')}).")
     text = inner.text
     if "." not in inner.key:
-        text = text.replace("there is no such option", f"{path.rpartition('.')[2]} has no such option")
+        text = text.replace("unknown option", f"{path.rpartition('.')[2]} has no such option")
     return replace(inner, text=text, rank=INSIDE)
 
 
@@ -117,7 +117,7 @@ def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentP
         if re.match(r"Expected an? (<class |typing\.)", error) and "Got value" not in error:
             causes.append(Cause("", "", TYPE))
         elif "is abstract" in error and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", value):
-            text = f"{value} leaves an abstract method of its base class out; define it, or"
+            text = f"{value} lacks an abstract method of its base class; define it, or"
             causes.append(Cause("", text, classes=""))
         elif "is abstract" in error or error.startswith("Not a valid subclass of"):
             causes.append(_needs_class(value, nested[1] if nested else None))
@@ -149,13 +149,13 @@ def _leaf(text: str, parser: ArgumentParser | None) -> Cause:
     if found := re.match(r"Value not boolean: (.*)\.", text):
         return Cause("", _expected(["<class 'bool'>"], found[1]))
     if found := re.search(r"[oO]ption '([^']+)'", text):
-        return Cause(found[1], f"there is no such option; {_near_option(found[1], parser)}")
+        return Cause(found[1], f"unknown option; {_near_option(found[1], parser)}")
     if found := re.match(r"unrecognized arguments: (.*)", text):
         words = found[1].split(" ")
         option = next((word for word in words if word.startswith("-")), "").partition("=")[0]
         if not option:
-            return Cause("", f"nothing takes the word {words[0]}; options start with --, see --help.")
-        return Cause(option, f"there is no such option; {_near_option(option.lstrip('-'), parser, '--')}")
+            return Cause("", f"unexpected word {words[0]}; options start with --, see --help.")
+        return Cause(option, f"unknown option; {_near_option(option.lstrip('-'), parser, '--')}")
     if found := re.match(r"the following arguments are required: (.+)", text):
         names = [_without_command(name.strip(), parser) for name in found[1].split(",")]
         if len(names) == 1:
@@ -170,10 +170,10 @@ def _leaf(text: str, parser: ArgumentParser | None) -> Cause:
         return Cause(next(typed, option), "its value is missing; give it after the option.")
     if found := re.match(r"argument (\S+): ignored explicit argument '(.*)'", text):
         name = found[1].split("/")[0].lstrip("-")
-        return Cause(name, f"it takes no value, but got {_shown(found[2])}; give it alone.")
+        return Cause(name, f"a flag takes no value, but got {_shown(found[2])}; leave the value out.")
     if found := re.match(r"Problems parsing config: (.*)", text):
         where = found[1].replace('in "<unicode string>", ', "at ").rstrip(".")
-        return Cause("", f"this is no YAML ({where}).")
+        return Cause("", f"not valid YAML ({where}).")
     if found := re.match(r"Unexpected config: ?(.*)|Unable to load config (\S+)", text):
         value = found[1] if found[2] is None else found[2].strip("\"'")
         return Cause("", f"expected options with their values, as in YAML, but got {_shown(value)}.")
@@ -188,14 +188,14 @@ def _no_class(name: str, option: str = "") -> Cause:
 
 def _needs_class(value: str, option: str | None) -> Cause:
     if option:
-        text = f"got {_shown(value)}, but its class is not named before it;"
+        text = f"got {_shown(value)}, but its class must come first;"
         return Cause(option, text, CLASS, f".{option}")
     expected = BESIDE if "class_path" in value else "expected a class (its name, or class_path and init_args)"
     return Cause("", f"{expected}, but got {_shown(value)}.", CLASS)
 
 
 def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") -> Cause:
-    """Add the class that was probably meant, or this package's classes that the option allows."""
+    """Add the most similar class name, or this package's classes that the option allows."""
     if cause.classes is None:
         return cause
     hints = [getattr(action, "_typehint", None) for action in _actions(parser) if action.dest == key]
@@ -215,7 +215,7 @@ def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") ->
 
 
 def _subclasses(bases: Iterable[type]) -> set[type]:
-    """Return the classes that an option may take which allows ``bases``."""
+    """Return the concrete subclasses of ``bases``."""
     found: set[type] = set()
     queue = list(bases)
     while queue:

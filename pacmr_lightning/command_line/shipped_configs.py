@@ -1,4 +1,4 @@
-"""Configs of the package, by name: ``preference``, ``methods/pacmr``."""
+"""Shipped configs, by name: ``preference``, ``methods/pacmr``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "c
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return all names, without ``.yaml``, those for own data first."""
+    """Return all names without ``.yaml``, those for your own data first."""
     found = (file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
@@ -28,7 +28,7 @@ def shipped_name(path: str) -> str | None:
 
 
 def did_you_mean(path: str) -> str:
-    """Return `` (did you mean NAME?)``, or nothing if no name is similar."""
+    """Return `` (did you mean NAME?)``, empty if no name is similar."""
     close = get_close_matches(_bare(path), names(), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -55,7 +55,7 @@ def with_files(words: list[str]) -> list[str]:
         value = value if equals else words[place + 1]
         file = resolved(value)
         if file == value and re.fullmatch(r"[\w./-]+", value) and not os.path.exists(value):
-            stop(f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists those by name.")
+            stop(f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists all.")
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":

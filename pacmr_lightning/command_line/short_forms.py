@@ -40,8 +40,8 @@ what to train on
 what people change (defaults of the config preference)
   --model.learning_rate RATE        peak learning rate (default: by the size of the model)
   --model.objective.beta BETA       temperature of DPO; higher means lower KL to the reference (default: 0.1)
-  --model.warmup_ratio SHARE        share of the updates with rising learning rate (default: 0.03)
-  --model.micro_batch_size PAIRS    pairs in one forward pass: lower it where memory is short (default: 4)
+  --model.warmup_ratio RATIO        fraction of the updates with rising learning rate (default: 0.03)
+  --model.micro_batch_size PAIRS    pairs in one forward pass: lower it if memory is short (default: 4)
   --model.policy.rank RANK          LoRA rank (default: 16)
   --model.policy.quantization 4bit  keep the frozen base in 4 bits (QLoRA; default: null)
   --data.global_batch_size PAIRS    pairs per update, over all devices (default: 32)
@@ -50,7 +50,7 @@ what people change (defaults of the config preference)
   --data.augmentations FILE         augmented prompts, from pacmr augment (default: rule-based rewording)
   --data.noise_rate RATE            flip labels on purpose, to measure a method (default: 0)
   --trainer.max_epochs EPOCHS       (default: 1)
-  --trainer.max_steps UPDATES       end earlier (default: -1, no limit)
+  --trainer.max_steps UPDATES       stop after this many updates (default: -1, no limit)
   --trainer.devices N               GPUs (default: auto, all of them)
   --trainer.strategy NAME           ddp, or a config of strategies/ for DeepSpeed (default: auto)
   --seed_everything SEED            (default: 42)
@@ -59,7 +59,7 @@ configs and runs
   --config NAME_OR_FILE             YAML with any of these; several compose, later ones win. Without one that
                                     names data, preference comes first. pacmr configs lists what is shipped
   --ckpt_path last                  continue the run in the output folder
-  --refine true                     go on with pacmr refine when the run has ended
+  --refine true                     run pacmr refine after the training
   --print_config                    print the whole configuration and stop
 
   --help_all                        all options of modules, data and trainer (LightningCLI)
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def expanded(words: list[str]) -> list[str]:
-    """Write out the short forms in a run's words, and add a base config where none is given."""
+    """Expand the short forms in a run's words, and add the base config if no config names data."""
     command, rest = words[:1], words[1:]
     given = list(_options(rest))
     if not command or command[0].startswith("-") or any(re.fullmatch(r"-h|--(.+\.)?help.*", w) for w in rest):
@@ -108,7 +108,7 @@ def expanded(words: list[str]) -> list[str]:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield each option with its value, and where both begin and end; flags have none and are left out."""
+    """Yield each option with its value, and their start and end; flags, without a value, are skipped."""
     place = 0
     while place < len(words):
         option, equals, value = words[place].partition("=")
@@ -127,7 +127,7 @@ def _is_option(word: str) -> bool:
 
 
 def _written_out(option: str, value: str, sft: bool) -> list[str]:
-    """Return the full form of a short form; nothing for other options."""
+    """Return the full form of a short form; empty for other options."""
     if option == "--output":
         return ["--trainer.default_root_dir", value]
     if option not in CLASSES or _is_class(option, value):
@@ -138,7 +138,7 @@ def _written_out(option: str, value: str, sft: bool) -> list[str]:
 
 
 def with_source(words: list[str]) -> list[str]:
-    """Return an audit's words with ``--data FILE_OR_HUB_ID`` written out."""
+    """Return a command's words with ``--data FILE_OR_HUB_ID`` expanded to a source."""
     found: list[str] = []
     place = 0
     for option, value, start, end in _options(words):
@@ -157,7 +157,7 @@ def _source(option: str, value: str, kind: str = "") -> list[str]:
 
 
 def _is_class(option: str, value: str) -> bool:
-    """Return whether LightningCLI should read the value: a class, YAML, or null."""
+    """Return True for a value that LightningCLI parses: a class, YAML, or null."""
     if value in ("null", "None") or value.endswith((".yaml", ".yml")) or value.startswith(("{", "-")):
         return True
     if (
@@ -170,7 +170,7 @@ def _is_class(option: str, value: str) -> bool:
 
 
 def _read(file: str) -> dict[str, Any] | None:
-    """Return a config's content; None where the parser has to say what is wrong with it."""
+    """Return a config's content; None if the parser has to report an error."""
     try:
         found = yaml.safe_load(Path(resolved(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -192,4 +192,4 @@ def _check_method(name: str) -> None:
     if name not in known:
         near = get_close_matches(name, known, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
-        stop(f"--method: there is no method {name}; {hint}")
+        stop(f"--method: unknown method {name}; {hint}")

@@ -1,4 +1,4 @@
-"""Compares preferences under original and augmented prompts."""
+"""Command ``pacmr analyze``: prompt-augmentation consistency of policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
-"""The paper's thresholds."""
+"""Thresholds of Qu et al."""
 CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
 
 COLUMNS: dict[str, Callable[[pd.Series], str]] = {
@@ -32,7 +32,7 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Clean accuracy (%)": lambda row: _percent(row["clean_accuracy"]),
     "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
 }
-"""Columns of the paper's table, over the rows of ``measure``."""
+"""Columns of the table of Qu et al., over the rows of ``consistency_by_threshold``."""
 BY_RUN = ("Task", "N", "Binary l1")
 """Columns that do not depend on the threshold."""
 
@@ -47,25 +47,26 @@ def analyze(
     seed: int = 42,
     augmentations: str | None = None,
 ) -> pd.DataFrame:
-    """Repeats the paper's analysis of prompt-augmentation consistency with the policies of finished runs.
+    """Measures how policies of finished runs agree with themselves under augmented prompts (Qu et al.).
 
-    Each run's policy is the probe and its base the reference; labels are the data's, without the run's noise.
-    Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
-    ``pairs-SPLIT.parquet`` with the values of every pair. What was computed is cached: a second call resumes.
+    Each run's policy is the probe and its base the reference; labels are the original ones, without injected
+    noise. Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
+    ``pairs-SPLIT.parquet`` with the values of every pair. Values are cached, so a second call resumes.
 
     Args:
         runs: folders of preference runs.
-        split: train or validation pairs; the probe has learned the labels of the former.
+        split: train or validation pairs; the probe was trained on the labels of the former.
         taus: confidence thresholds of the table, each at least 0.5 and below 1.
-        output: folder to write to; default: ``analysis`` inside the first run's folder.
-        checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        pairs: analyze so many at random; default: all.
-        seed: which pairs, where ``pairs`` is given.
-        augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; default:
-            what each run's configuration names, or else the rows' own, or those of rules.
+        output: folder of the results; default: ``analysis`` inside the first run's folder.
+        checkpoint: name, without .ckpt, of a file in each run's folder ``checkpoints``.
+        pairs: size of a random sample of the pairs; default: all pairs.
+        seed: seed of that sample.
+        augmentations: file of ``pacmr augment`` with augmented training prompts; default: that of each run's
+            configuration, else the rows' own, else rule-based rewording.
 
     Returns:
-        The rows of ``measure`` with ``task``, folder ``run``, ``step`` (policy updates) and ``split``.
+        The rows of ``consistency_by_threshold`` with ``task``, folder ``run``, ``step`` (policy updates) and
+        ``split``.
 
     Raises:
         UserError: an option is out of range, or a run's files or pairs do not fit.
@@ -77,10 +78,10 @@ def analyze(
         raise UserError(f"seed is {seed}, but it must be 0 or more.")
     if augmentations is not None and split != "train":
         raise UserError(
-            f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "
-            "the validation rows an augmented_prompt, or leave it out."
+            f"augmentations is {augmentations}, but it is for training pairs only; give the validation rows "
+            "an augmented_prompt, or leave it out."
         )
-    # First, since computing may take hours.
+    # Before the computation, which may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
@@ -95,7 +96,7 @@ def analyze(
         notes.append(_note(label, run, step, split, frame))
         judged[label] = frame
     table = pd.concat(parts, ignore_index=True)
-    notes.append("Standard errors, in the CSV and the figure, allow for pairs that share a prompt.")
+    notes.append("Standard errors, in the CSV and the figure, are clustered by prompt.")
     _write(folder, split, table, judged, notes)
     _show(folder, table, notes)
     return table
@@ -113,13 +114,13 @@ def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFra
     parts = [
         f"after {step:,} updates the probe's accuracy on all {len(pairs):,} {split} pairs is {accuracy}"
         + (", on which it was trained" if split == "train" else ""),
-        f"second wordings: {given:,} given with the data, {len(pairs) - given:,} by rules that change the "
+        f"augmented prompts: {given:,} from the data, {len(pairs) - given:,} by rules, which change the "
         "surface only",
     ]
     if pairs.attrs["no_augmented_prompt"]:
-        parts.append(f"left out, without an augmented prompt: {pairs.attrs['no_augmented_prompt']:,} pairs")
+        parts.append(f"without an augmented prompt, excluded: {pairs.attrs['no_augmented_prompt']:,} pairs")
     if run.noise:
-        parts.append(f"the probe was trained on flipped labels ({run.noise}), the paper's on clean ones")
+        parts.append(f"the probe was trained with injected noise ({run.noise}), that of Qu et al. without")
     return f"{label}: {'; '.join(parts)}."
 
 
@@ -128,7 +129,7 @@ def _percent(share: float) -> str:
 
 
 def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Return the cells of the paper's table; a run's common values are only in its first row."""
+    """Return the cells of the table; values common to a run's rows are only in its first row."""
     new_run = table["run"].ne(table["run"].shift())
     return [
         ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
@@ -170,7 +171,7 @@ def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
     console = Console(markup=False)
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
-    console.print(f"Table, figure and every pair's values: {folder}", highlight=False)
+    console.print(f"Table, figure and values per pair: {folder}", highlight=False)
 
 
 def main(arguments: list[str]) -> None:

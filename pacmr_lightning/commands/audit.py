@@ -1,4 +1,4 @@
-"""``pacmr audit``: suspected label errors of preference pairs, and cleaned pairs."""
+"""Command ``pacmr audit``: suspected label errors of preference pairs, and cleaned pairs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_word
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..command_line.short_forms import with_source
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..runs.hub_upload import check_repository
 
 _FORMS = {
-    "suspects": ("suspects", "{:,}"),
-    "expected": ("expected", "{:.1%}"),
+    "suspects": ("suspected", "{:,}"),
+    "expected": ("noise rate", "{:.1%}"),
     "precision": ("precision", "{:.2f}"),
     "recall": ("recall", "{:.2f}"),
     "auroc": ("AUROC", "{:.2f}"),
@@ -36,28 +35,22 @@ def audit(
     private: bool = False,
     **options: Any,
 ) -> None:
-    """Finds label errors in preference pairs: by a run, an adapter, or a base model without training.
+    """Finds suspected label errors in preference pairs, and writes the pairs without them.
 
-    A run has its pairs: pacmr audit RUN. A model needs them: pacmr audit MODEL --data FILE, where FILE (JSON
-    Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected. audit/cleaned.jsonl has the
-    pairs without suspected label errors, for any trainer (--output names another folder).
+    pacmr audit MODEL --data FILE needs no training: a linear probe on the base model scores each label. FILE
+    (JSON Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected.
+    pacmr audit RUN audits the training pairs of a finished run, and pacmr audit ADAPTER --data FILE those of
+    a policy that was trained elsewhere.
 
-    Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (each
-    score's results), ``groups.csv`` (reliability of each category's and annotator's labels),
-    ``suspect_traits.csv`` (what suspects have in common) and ``report.html``. Results of models stay in
-    ``audit`` inside the run's folder, so that a second call resumes.
-
-    With ``source`` the pairs are audited by a policy that was trained elsewhere, or by a model that is to be
-    trained. A policy that was trained on these labels agrees with them too much, so the share of wrong ones
-    is likely to be higher than estimated; the ranking is still of use. A linear probe (``scorer`` probe)
-    needs no training: it learns from the model's hidden states and the labels of other prompts.
-    ``AuditedWeights`` can learn from the table.
+    Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label
+    errors, for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
+    suspect_traits.csv. docs/audit.md explains them.
 
     Args:
-        run: folder of a preference run; with ``source``, folder or Hub id of a PEFT adapter or a whole model.
-        source: of pairs for a model, as in pacmr fit: --data FILE is --source Files --source.train FILE.
-        push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
-            with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
+        run: folder of a preference run; with pairs, folder or Hub id of a base model or PEFT adapter.
+        source: another source of pairs, as in pacmr fit; --data FILE is --source Files --source.train FILE.
+        push_cleaned: upload ``cleaned`` to this dataset repository of the Hugging Face Hub, OWNER/NAME, with
+            a card. It is created if missing; the token is HF_TOKEN, or that of hf auth login.
         private: make a private repository.
         options: of the audit.
 
@@ -79,7 +72,7 @@ def audit(
 
 
 def show(found: AuditResult) -> None:
-    """Print each score's results, the noise rate with its limits, and the files."""
+    """Print the results of each score, the noise rate with its limits, and the files."""
     console, findings = Console(), found.findings
     table = plain_table()
     table.add_column("score")
@@ -96,13 +89,13 @@ def show(found: AuditResult) -> None:
 
     rate = findings.rate
     for scorer, by_scorer in findings.rates.items():
-        print_result(f"Expected share of wrong labels by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
+        print_result(f"Estimated noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if not rate.identified:
         untold = "--fallback_share" if rate.separates else "--share"
         say(
-            "So no label is suspect. To go on, read a random sample (--sample 50, then --decisions FILE), or "
-            f"tell the share: --share where you know it, {untold} 0.45 where you do not. The ranking stands "
-            "without it.",
+            "So no label is suspected; the ranking is still valid. To get suspected label errors, read a "
+            "random sample (--sample 50, then --decisions FILE), or give a noise rate: --share RATE if you "
+            f"know it, else {untold} 0.45.",
             "yellow",
         )
     if rate.known and not rate.separates:
@@ -116,8 +109,7 @@ def show(found: AuditResult) -> None:
     for note in found.notes:
         say(f"  {note}", "dim")
     say(
-        f"Report with the most suspected pairs: {found.files['report.html']}; all pairs by rank: "
-        f"{found.files['pairs.csv']} and .parquet",
+        f"Report: {found.files['report.html']}; all pairs by rank: {found.files['pairs.csv']} and .parquet",
         soft_wrap=True,
     )
     if found.cleaned is not None:
@@ -126,4 +118,4 @@ def show(found: AuditResult) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run ``pacmr audit``."""
-    run_tool("audit", audit, with_source(arguments), positional=True)
+    run_tool("audit", audit, arguments, positional=True)

@@ -32,34 +32,36 @@ def augment(
     max_length: int = 768,
     seed: int = 42,
 ) -> None:
-    """Writes augmented prompts of the training pairs for VNet; responses stay as they are.
+    """Writes augmented prompts (paraphrases) of the training pairs, for VNet.
 
-    Writes OUTPUT, which the datamodule reads as its augmentations, and a report with examples (OUTPUT's name
-    with -report.md). OUTPUT.answers.sqlite stores work in progress: the same command resumes a killed run.
+    Writes OUTPUT, for --data.augmentations, and OUTPUT's name with -report.md, a report with examples.
+    OUTPUT.answers.sqlite stores work in progress: the same command resumes an interrupted run.
 
     Args:
-        source: where the pairs come from.
-        output: Parquet file to write; a row a prompt.
+        source: source of the pairs.
+        output: Parquet file to write, one row per prompt.
         rewriter: BackTranslation (to Chinese and back), Paraphrase (a language model) or Rules.
-        n: training pairs that get an augmented prompt, a sample with categories in proportion, of those that
-            training keeps; null means the prompts of all pairs. Qu et al. have 4,380 (TL;DR) and 5,584 (HH).
-        tokenizer: a model's folder or Hub id, which tells what training keeps; needed with n.
-        max_length: tokens of a prompt, augmented or not, with the longer response, as in training.
-        seed: of the sample and of the report's examples.
+        n: number of training pairs to augment, a sample stratified by category of the pairs that training
+            keeps; null for the prompts of all pairs. Qu et al. have 4,380 (TL;DR) and 5,584 (HH).
+        tokenizer: folder or Hub id of the model, needed with n to know which pairs training keeps.
+        max_length: tokens of a prompt, original or augmented, with the longer response, as in training.
+        seed: seed of the sample and of the report's examples.
     """
     path = Path(output).expanduser()
     if path.suffix != ".parquet" or path.is_dir():
         raise UserError(f"output is {output!r}, but it must be a file that ends in .parquet.")
     if n is not None and tokenizer is None:
         raise UserError(
-            f"n is {n}, which counts pairs that training keeps at max_length {max_length}; give --tokenizer, "
+            f"n is {n}, a number of pairs that training keeps at max_length {max_length}; give --tokenizer, "
             "the model's folder or Hub id."
         )
     settings = rewriter.settings  # fails before long work if a model cannot be loaded
     source_rows = source.load("train")
     prompts = training_prompts(source_rows)
     if not prompts:
-        raise UserError(f"No training pair of {source.name} has a prompt that can be used; look at its rows.")
+        raise UserError(
+            f"No training pair of {source.name} has a usable prompt; look at its rows with pacmr inspect."
+        )
     answers = answers_path(path)
     if n is None or tokenizer is None:
         rows, rewritings = augment_prompts(prompts, rewriter, answers)
@@ -69,7 +71,7 @@ def augment(
     kept = Counter(rewriting.kept for rewriting in rewritings.values())
     if rewritings and not kept[None]:
         raise UserError(
-            f"{rewriter.method} worded none of {len(rewritings):,} pieces differently (mostly: "
+            f"{rewriter.method} changed none of {len(rewritings):,} pieces (mostly: "
             f"{kept.most_common(1)[0][0]}); change its options, or use another rewriter."
         )
     write_augmentations(path, rows, rewriter.method, settings, only_these_pairs=n is not None)
@@ -82,10 +84,10 @@ def augment(
         temporary.write_text(text + examples(rows, seed), encoding="utf-8")
     print_result(text)
     if stored := sum(rewriting.stored for rewriting in rewritings.values()):
-        print(f"{stored:,} of {len(rewritings):,} different pieces were there from an earlier run.")
+        print(f"{stored:,} of {len(rewritings):,} distinct pieces were stored by an earlier run.")
     print(f"Augmented prompts: {path}\nReport with examples: {report}")
     if answers.exists():
-        print(f"Pieces, which another run uses again: {answers} (may be deleted)")
+        print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")
 
 
 def main(arguments: list[str]) -> None:

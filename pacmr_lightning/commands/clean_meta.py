@@ -52,23 +52,22 @@ def clean_meta(
     seed: int = 42,
     store: str | None = None,
 ) -> None:
-    """Writes a sample of the training pairs in which wrong labels are corrected.
+    """Writes a sample of the training pairs with labels corrected by judges.
 
-    The sample is stratified by category. A pair's responses are swapped where all judges, each in both
-    orders, find the label wrong. In the embedded world the gold reward decides, without judges.
+    The sample is stratified by category. A label is swapped if all judges, each in both orders, prefer the
+    rejected response. The synthetic benchmark needs no judges: its gold reward corrects the labels.
 
-    The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``: rows keep their ids, so that
-    these pairs are left out of training. ``corrected`` marks swapped responses, ``verdicts`` has each judge's
-    verdict on the original label.
+    The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``. Rows keep their ids, so these
+    pairs are excluded from training. ``corrected`` marks swapped labels, ``verdicts`` has the verdict of each
+    judge on the original label.
 
     Args:
-        source: where the training pairs come from.
+        source: source of the training pairs.
         output: file to write, ``.jsonl`` or ``.parquet``.
-        judges: who looks at the pairs; the paper asks three different models.
-        n: pairs in the sample (paper: 256 for TL;DR, 512 for Anthropic HH).
-        seed: which pairs are taken.
-        store: file of the judges' answers, with which a run that was ended goes on; default: beside the
-            output.
+        judges: judge models, such as EndpointJudge; Qu et al. use three different ones.
+        n: pairs in the sample (Qu et al.: 256 for TL;DR, 512 for Anthropic HH).
+        seed: seed of the sample.
+        store: file of the judges' answers, from which an interrupted run resumes; default: beside the output.
     """
     path = Path(output).expanduser()
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
@@ -76,19 +75,16 @@ def clean_meta(
     judges = judges or []
     if source.gold_reward is None and not judges:
         raise UserError(
-            f"judges is missing, and nobody else knows which labels of {source.name} are wrong; give one or "
-            "more, such as --judges+=EndpointJudge."
+            f"judges is missing, but {source.name} has no gold reward to correct labels with; give one or "
+            "more judges, such as --judges+=EndpointJudge."
         )
     if source.gold_reward is not None and (judges or store):
         raise UserError(
-            f"judges and store have no effect where the source is {source.name}, whose gold reward is known; "
-            "leave them out."
+            f"judges and store have no effect on {source.name}, which has a gold reward; leave them out."
         )
     for i, judge in enumerate(judges):
         if judge.settings in [other.settings for other in judges[:i]]:
-            raise UserError(
-                f"judges holds {judge.name} twice, which would say the same twice; name another model."
-            )
+            raise UserError(f"judges holds {judge.name} twice, with the same verdicts; name another model.")
     pairs, usable = _sample(source, n, seed)
     if path.suffix == ".parquet" and len({type(pair.prompt) for pair in pairs}) > 1:
         raise UserError(
@@ -124,12 +120,12 @@ def clean_meta(
         print_result(_table(names, verdicts))
     unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
     if names and unseen:
-        print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
+        print(f"Not shown to the judges: the columns {' and '.join(sorted(unseen))}.")
     opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
     if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):
         print(
-            f"No answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
-            "asks endpoints for them again."
+            f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]}); the same command "
+            "repeats them."
         )
     print_result(
         f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected."

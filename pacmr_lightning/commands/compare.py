@@ -1,7 +1,8 @@
-"""Compares finished runs in a table and a figure (``pacmr compare``)."""
+"""Command ``pacmr compare``: finished runs in a table and a figure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import compress
 from math import isnan
 from pathlib import Path
@@ -32,21 +33,21 @@ COLUMNS = {
 
 NOTES = {
     "injected noise": "injected noise: labels flipped on purpose; wrong labels in the data come on top",
-    "accuracy": "accuracy: of the sign of u on validation pairs, labels as given",
+    "accuracy": "accuracy: validation pairs whose label the policy prefers (u > 0), labels as given",
     "gold reward": "gold reward: of sampled responses, mean ± standard error",
-    "KL": "KL: of sampled responses to the reference, in nats; compare rewards where it is alike",
-    "gap": "gap: mean weight of unflipped minus flipped pairs, last training pairs",
-    "AUROC g": "AUROC g: how well a low weight finds flipped labels",
-    "AUROC u": "AUROC u: how well a low u finds flipped labels",
-    "wall time": "wall time: of the whole fit, validation and sampling included",
+    "KL": "KL: to the reference, on sampled responses, in nats; compare rewards at similar KL",
+    "gap": "gap: mean weight of unflipped minus flipped pairs, over the last training pairs",
+    "AUROC g": "AUROC g: of low weights, for finding flipped labels",
+    "AUROC u": "AUROC u: of low implicit reward margins u, for finding flipped labels",
+    "wall time": "wall time: whole fit, validation and sampling included",
 }
 FEW = 200
 """Validation pairs below which an accuracy comes with a warning."""
 
 SURFACE_NOTES = (
-    "mean, max: of |g - g'| where the grids of both runs reach",
-    "r: Pearson correlation of g and g' there",
-    "common: that part's area as a share of the smaller grid's",
+    "mean, max: of |g - g'| on the common part of both runs' grids",
+    "r: Pearson correlation of g and g' on it",
+    "common: area of the common part, as a share of the smaller grid's",
     "scale sd: each run's u and Delta divided by their standard deviations",
 )
 
@@ -73,24 +74,25 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
         return ""
 
 
-def _validated(run: str) -> str | None:
-    """A note if a run's last validation is older than its last update."""
-    summary = read_summary(run)
-    if summary.get("val_step") in (None, summary.get("steps")):
-        return None
-    return f"{run}: accuracy is of update {summary['val_step']:,}; the run ended after {summary['steps']:,}"
-
-
-def _few(run: str) -> str | None:
-    """A warning if a run's accuracy is of few pairs."""
-    summary = read_summary(run)
-    pairs, accuracy = summary.get("val_pairs"), summary.get("val_accuracy")
-    if not pairs or pairs >= FEW or accuracy is None:
-        return None
-    return (
-        f"{run}: accuracy is of {pairs:,} validation pairs only, so its standard error is about "
-        f"{(accuracy * (1 - accuracy) / pairs) ** 0.5:.2f}"
-    )
+def _accuracy_notes(runs: list[str]) -> Iterator[str]:
+    """Yield a warning if accuracies are of few pairs, and notes if they are older than the last update."""
+    summaries = {run: read_summary(run) for run in runs}
+    few = {
+        run: (found["val_pairs"], (accuracy * (1 - accuracy) / found["val_pairs"]) ** 0.5)
+        for run, found in summaries.items()
+        if 0 < (found.get("val_pairs") or 0) < FEW and (accuracy := found.get("val_accuracy")) is not None
+    }
+    if few:
+        pairs = sorted({count for count, _ in few.values()})
+        number = f"{pairs[0]:,}" + (f" to {pairs[-1]:,}" if len(pairs) > 1 else "")
+        which = "" if len(few) == len(runs) else f" ({', '.join(few)})"
+        yield (
+            f"accuracy: on {number} validation pairs only{which}, so its standard error is up to "
+            f"{max(error for _, error in few.values()):.2f}"
+        )
+    for run, found in summaries.items():
+        if found.get("val_step") not in (None, found.get("steps")):
+            yield f"{run}: accuracy after update {found['val_step']:,} of {found['steps']:,}"
 
 
 def _distance_table(rows: pd.DataFrame) -> Table:
@@ -110,17 +112,17 @@ def compare(
     output: str | None = None,
     step: int | Literal["last"] = "last",
 ) -> None:
-    """Prints a table of finished runs side by side, and draws how they learned and what their VNets weigh.
+    """Prints a table of finished runs, and draws their learning curves and VNets' weight functions.
 
-    With ``output``, runs that have not finished but have surfaces of their VNets (of the callback
-    VNetSurfaces) are drawn, too. ``pacmr surfaces`` is another name of this command.
+    With ``output``, unfinished runs are drawn too if the callback VNetSurfaces has saved their surfaces.
+    ``pacmr surfaces`` is another name of this command.
 
     Args:
         runs: folders of runs.
         figure: file for learning curves and weights, ending in .png or .pdf.
-        output: file for the VNets' slopes, offsets and weights side by side, ending in .png or .pdf; both are
-            written, and the distances of the weight functions as .csv beside them.
-        step: policy update whose surfaces to take; "last" is each run's last one.
+        output: file for the VNets' slopes, offsets and weights, ending in .png or .pdf; both are written, and
+            a .csv with the distances of the weight functions.
+        step: policy update of the surfaces; "last" is each run's last one.
 
     Raises:
         UserError: a run has no summary (and no surfaces), or a figure's name another ending.
@@ -136,7 +138,7 @@ def compare(
         print_result(table)
         headings = [column.header for column in table.columns]
         notes = [text for heading, text in NOTES.items() if heading in headings]
-        for note in [*notes, *filter(None, map(_few, finished)), *filter(None, map(_validated, finished))]:
+        for note in [*notes, *_accuracy_notes(finished)]:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:
         distances = write_surface_page(runs, output, None if step == "last" else step)

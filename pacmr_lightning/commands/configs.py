@@ -1,4 +1,4 @@
-"""List and copy the configs that come with the package."""
+"""Command ``pacmr configs``: list and copy the shipped configs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ GROUPS = {
     "hh": "experiments of Qu et al.: Anthropic HH",
     "sentiment": "film reviews",
 }
-"""Folders in the order of the list; those for ``pacmr sweep`` are not in it."""
+"""Folders in the order of the list, without those for ``pacmr sweep``."""
 
 
 def configs() -> None:
-    """Lists the configs that come with the package, with what each is for.
+    """Lists the shipped configs with their purpose.
 
-    A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
-    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE. Those of sweeps/, for
-    pacmr sweep, are found by name as well.
+    --config takes their names in any folder: pacmr fit --config tldr/preference --config methods/pacmr. To
+    start one of your own: pacmr configs copy NAME FILE. pacmr sweep takes the names of those in sweeps/.
     """
     width = max(map(len, names()))
     for folder, title in GROUPS.items():
@@ -39,24 +38,22 @@ def configs() -> None:
 
 
 def copy(name: str, file: str) -> None:
-    """Writes a copy of a config that comes with the package, to change it.
+    """Copies a shipped config, as a start for your own.
 
     Args:
-        name: as pacmr configs lists it, such as tldr/preference.
-        file: to write, ending in .yaml.
+        name: name in the list of pacmr configs, such as tldr/preference.
+        file: file to write, ending in .yaml.
 
     Raises:
         UserError: there is no such config, or the file exists or has another ending.
     """
     if (shipped := shipped_name(name)) is None:
-        raise UserError(
-            f"No config {name} comes with the package{did_you_mean(name)}; pacmr configs lists all."
-        )
+        raise UserError(f"There is no shipped config {name}{did_you_mean(name)}; pacmr configs lists them.")
     path = Path(file)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"file is {file}, but a config ends in .yaml.")
     if path.exists():
-        raise UserError(f"{file} is there already; name another file, or remove it.")
+        raise UserError(f"file is {file}, which exists; name another file, or remove it.")
     with replacing(path) as temporary:
         temporary.write_bytes((FOLDER / f"{shipped}.yaml").read_bytes())
     print(f"{file} is a copy of {shipped}; use it with --config {file}.")

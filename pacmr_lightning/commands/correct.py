@@ -1,4 +1,4 @@
-"""``pacmr correct``: train again on labels corrected by PerpCorrect."""
+"""Command ``pacmr correct``: second-pass training on labels corrected by PerpCorrect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .second_pass import (
 
 RECORD = "correct.json"
 ROUNDS = "rounds"
-"""Folder of the rounds' runs; one is complete once it has ``scores.parquet``."""
+"""Folder of the rounds' runs; a complete one has ``scores.parquet``."""
 PAIRS = "pairs.parquet"
 TABLE = "rounds.csv"
 
@@ -48,26 +48,26 @@ def correct(
     rounds: Rounds = Rounds(),  # noqa: B008  # it is frozen
     cleaned: str | None = None,
 ) -> None:
-    """Trains a run's policy once more, from the reference, on labels that PerpCorrect has corrected.
+    """Trains a second pass from the reference on labels corrected by PerpCorrect.
 
-    Each round trains DPO, from the reference, on the clean pairs and on the training pairs that the round
-    before was surest of, and scores all pairs by its perplexities. The round that separates right labels from
-    wrong ones best decides which labels change. The second pass is a run of its own beside the first, with
-    the rounds in its folder ``rounds``, an audit of the first run in ``audit``, and a comparison of the two
-    runs at the end. The same command resumes where it was killed.
+    Each round trains DPO from the reference on the clean pairs and on the most confident training pairs of
+    the previous round, and scores all pairs by perplexity. The round with the best separation of right and
+    wrong labels gives the corrected labels. The second pass is a run of its own beside the first, with
+    the rounds in its folder ``rounds`` and an audit of the first run in ``audit``; it ends with a comparison
+    of the two runs. The same command resumes after an interruption.
 
     Args:
         run: folder of a finished preference run.
-        clean: where the clean pairs come from, such as a file of ``pacmr clean-meta``; default: the run's
-            clean_meta. PerpCorrect takes 50.
+        clean: source of clean pairs, such as a file of ``pacmr clean-meta``; default: the run's clean_meta.
+            PerpCorrect uses 50.
         output: folder of the second pass; default: the run's name with ``-corrected``.
-        beta: of the second pass; default: the first run's.
-        rounds: how the rounds are trained.
-        cleaned: file to write the training pairs to, wrong labels exchanged, in the format of the run's data.
+        beta: DPO's temperature in the second pass; default: the first run's.
+        rounds: settings of the rounds.
+        cleaned: file for the training pairs with wrong labels swapped, in the format of the run's data.
 
     Raises:
         UserError: there are no clean pairs, or fewer than a batch; options or files do not fit; the folder
-            holds something else; or no round separates right labels from wrong ones.
+            holds something else; or no round separates right from wrong labels.
     """
     check_beta(beta)
     first = find_run(run, "last")
@@ -105,11 +105,11 @@ def correct(
 
 
 def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:
-    """The run's data with all training pairs as trained, and the clean pairs."""
+    """Return the run's data with all training pairs as trained, and the clean pairs."""
     if clean is None and not first.data["init_args"].get("clean_meta"):
         raise UserError(
-            f"The run {first.folder} has no clean pairs, which PerpCorrect starts from; give some, such as "
-            "--clean Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine without any."
+            f"The run {first.folder} has no clean pairs, which PerpCorrect needs; give some, such as --clean "
+            "Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine, which needs none."
         )
     _, data, _ = load_run(first, as_trained=True)
     data.clean_meta = data.clean_meta if clean is None else clean
@@ -122,51 +122,51 @@ def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> Preferenc
         )
     if not round(rounds.share * (number := len(data.train_pairs))):
         raise UserError(
-            f"rounds.share is {rounds.share}, which is none of {number} training pairs, so that all rounds "
-            f"would be alike; make it {1 / number:.2g} or more."
+            f"rounds.share is {rounds.share}, less than one of {number} training pairs, so all rounds would "
+            f"be equal; make it {1 / number:.2g} or more."
         )
     return data
 
 
-def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: list[int]) -> None:
+def _write_pairs(data: PreferenceData, path: Path, kept: list[int], swap: list[int]) -> None:
     """Write clean pairs, training pairs as trained, and others with the label swapped."""
     found = data.source.load("train")
     places = {name: i for i, name in enumerate(found["id"][:])}
     rows = list(data.clean_meta.load_all())
-    for indices, opposite in ((kept, False), (exchange, True)):
+    for indices, opposite in ((kept, False), (swap, True)):
         for i in indices:
             row = found[places[data.train_pairs.rows[i]["id"]]]
             rows.append(exchanged(row) if data.train_pairs.swapped[i] != opposite else row)
-    # Ids must be unique, and a pair may be both clean and selected.
+    # Ids must be unique, and a pair can be both clean and selected.
     write_rows(({**row, "id": None} for row in rows), path)
 
 
 def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
     """Print the rounds, and their noise rate beside the audit's."""
     shown = plain_table()
-    for heading in ("round", "kept", "exchanged", "wrong", "separation", "threshold", "changed"):
+    for heading in ("round", "kept", "swapped", "wrong", "separation", "threshold", "changed"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("")
     for row in table.to_dict("records"):
         shown.add_row(
-            *(str(row[name]) for name in ("round", "kept", "exchanged")),
+            *(str(row[name]) for name in ("round", "kept", "swapped")),
             *(f"{1 - row['alpha']:.1%}", f"{row['separation']:.3f}", f"{row['threshold']:+.3f}"),
             f"{row['changed'] / pairs:.1%}",
-            "taken" if row["best"] else row["problem"],
+            "used" if row["best"] else row["problem"],
         )
     print_result(shown)
     best = table[table["best"]].iloc[0]
     if best["separation"] <= best["alpha"]:
         print(
-            f"By the fit of round {best['round']} {best['alpha']:.1%} of the labels are right as they are "
-            f"and {best['separation']:.1%} once corrected. PerpCorrect goes on all the same, and such fits "
-            "have been wrong; look at the two runs side by side."
+            f"By the fit of round {best['round']}, {best['alpha']:.1%} of the labels are right as they are "
+            f"and {best['separation']:.1%} after correction. PerpCorrect continues, but such a fit can be "
+            "wrong; compare the two runs."
         )
     audited = pd.read_parquet(folder / AUDIT / PAIRS)["p_wrong"].mean()
-    told = "that cannot be told" if np.isnan(audited) else f"{audited:.1%}"
+    told = "not identified" if np.isnan(audited) else f"{audited:.1%}"
     print_result(
-        f"Share of wrong labels: {1 - best['alpha']:.1%} by round {best['round']}, which cDPO and rDPO can "
-        f"be given as label_noise; by the audit of the first run {told}."
+        f"Estimated noise rate: {1 - best['alpha']:.1%} by round {best['round']} (label_noise of cDPO and "
+        f"rDPO); by the audit of the first run: {told}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Export of a finished run to a folder that plain transformers or PEFT loads, with a model card."""
+"""Command ``pacmr export``: a finished run as a folder for transformers or PEFT, with a model card."""
 
 from __future__ import annotations
 
@@ -41,32 +41,30 @@ def export(
     push: str | None = None,
     private: bool = False,
 ) -> None:
-    """Writes the policy of a finished preference run, its tokenizer and a model card into a new folder.
+    """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    With a VNet, that is written too (``vnet_folder.load_vnet`` reads it). If an upload fails, it stays.
+    A VNet is written too (``vnet_folder.load_vnet`` reads it). The folder stays if an upload fails.
 
     Args:
         run: folder of a preference run.
-        out: folder to write, which must not exist or be empty. It appears when it is complete.
-        merged: write a whole model with the adapter merged into the base as it is stored, not a PEFT adapter.
-        checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        dtype: of the merged weights; default: the base's in the run. Adapters are float32 always.
-        base: id of the base at the Hub, for a run that has read it from a folder.
-        push: repository at the Hub, OWNER/NAME, to upload the folder to; made where it does not exist. The
-            token is that of HF_TOKEN, or of hf auth login.
+        out: folder to write, new or empty. It appears when it is complete.
+        merged: write a whole model, with the adapter merged into the stored base, instead of a PEFT adapter.
+        checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
+        dtype: dtype of the merged weights; default: that of the base in the run. Adapters are float32.
+        base: Hub id of the base, for a run that read it from a folder.
+        push: upload the folder to this repository of the Hub, OWNER/NAME, created if missing. The token is
+            HF_TOKEN, or that of hf auth login.
         private: make a private repository.
 
     Raises:
-        UserError: ``out`` is taken, the run's files do not fit, the policy is not finite, the adapter's base
-            cannot be found by others, or the Hub refuses the upload.
+        UserError: ``out`` exists, the run's files do not fit, the policy is not finite, the adapter's base is
+            not on the Hub, or the Hub refuses the upload.
     """
     run, out = str(run), str(out)
     if dtype is not None and not merged:
-        raise UserError(
-            f"dtype is {dtype}, but an adapter is float32 always; give --merged too, or leave it out."
-        )
+        raise UserError(f"dtype is {dtype}, but adapters are float32; add --merged, or leave it out.")
     if base is not None and not on_hub(base):
-        raise UserError(f"base is {base}, but that is no id of a model at the Hub, such as OWNER/NAME.")
+        raise UserError(f"base is {base}, but it must be a Hub id such as OWNER/NAME.")
     if push is not None:
         check_repository(push, "push")
     elif private:
@@ -76,8 +74,8 @@ def export(
     hub_base = base or (bottom if on_hub(bottom) else None)
     if push is not None and not merged and hub_base is None:
         raise UserError(
-            f"The base {found.base} is a folder, which nobody finds who loads the adapter from {push}; give "
-            "the base's id at the Hub with --base, or export a whole model with --merged."
+            f"The base {found.base} is a folder, so an adapter in {push} could not be loaded elsewhere; give "
+            "the base's Hub id with --base, or export a whole model with --merged."
         )
     with _new_folder(out) as folder:
         print(f"Loading {found.base} and {found.checkpoint}")
@@ -90,13 +88,13 @@ def export(
         learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
         if not all(torch.isfinite(value).all() for value in learned):
             raise UserError(
-                f"{found.checkpoint} holds weights that are no finite numbers, for the run diverged; name an "
-                "earlier one with --checkpoint."
+                f"{found.checkpoint} has weights that are not finite: the run diverged; name an earlier "
+                "checkpoint with --checkpoint."
             )
         if merged and quantization:
             print(
-                f"The run trained its adapter on a base in {quantization}, but it is merged into the base as "
-                f"stored: the merged model differs from the trained one by what {quantization} rounds away.",
+                f"The adapter was trained on a base in {quantization} and is merged into the stored base, so "
+                f"the merged model differs from the trained one by the {quantization} rounding error.",
             )
         print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
@@ -116,7 +114,7 @@ def export(
         else:
             if base is not None:
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
-            # Else PEFT asks the Hub whether the vocabulary was changed, which it never is.
+            # By default PEFT looks up the base's vocabulary size on the Hub.
             module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
             module.policy.model.generation_config.save_pretrained(folder)
         # Last, since PEFT writes its own card.
@@ -125,8 +123,8 @@ def export(
     print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
     if not merged and hub_base is None:
         print(
-            f"The adapter finds its base, {found.base}, by base_model_name_or_path in adapter_config.json; "
-            "--merged writes a model that needs no other.",
+            f"The adapter needs its base, {found.base} (base_model_name_or_path in adapter_config.json); "
+            "--merged writes a whole model.",
         )
     if push is not None:
         files = {path.name: path for path in sorted(Path(out).iterdir())}
@@ -135,7 +133,7 @@ def export(
 
 
 def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the built policy as one plain model, and use it up; ``bottom`` is the model under it."""
+    """Merge the built policy, in place, into one plain model; ``bottom`` is the base model's name."""
     untie_head(policy.model)
     if dtype != policy.dtype:
         policy.model.float()
@@ -143,8 +141,8 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
     model: PreTrainedModel = peft.merge_and_unload().to(dtype)
     for name, value in model.state_dict().items():
         if not torch.isfinite(value).all():
-            raise UserError(f"The merged weight {name} is too large for {dtype}; choose another --dtype.")
-    # Restore what training switched off: the cache, and dropout.
+            raise UserError(f"The merged weight {name} overflows {dtype}; choose another --dtype.")
+    # Restore the cache and dropout, which training disables.
     original = AutoConfig.from_pretrained(bottom).to_dict()
     for key in model.config.to_dict():
         if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
@@ -160,7 +158,7 @@ def _new_folder(out: str) -> Iterator[Path]:
     new_parents = [parent for parent in path.parents if not os.path.lexists(parent)]
     try:
         if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-            raise UserError(f"{out} is there already and is no empty folder; name another one.")
+            raise UserError(f"out is {out}, which exists and is not an empty folder; name another one.")
         partial.mkdir(parents=True)
         yield partial
         os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""LightningCLI's fit, validate, test and predict, with a folder per run."""
+"""Commands ``pacmr fit``, ``validate``, ``test`` and ``predict``: LightningCLI with a folder per run."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Parser(OneSentence, LightningArgumentParser):
     """LightningCLI's parser with errors in one sentence, and short forms of options."""
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        """Write short forms out first, which the processes that DDP starts do again."""
+        """Expand short forms first; processes started by DDP do the same."""
         words = list(sys.argv[1:] if args is None else args)
         words = ["--help" if word == "--help_all" else word for word in words]
         return super().parse_args(expanded(words), *rest, **options)
 
 
 class PacmrCLI(LightningCLI):
-    """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
+    """LightningCLI with one folder per run, ``runs/<name>/``, for config, metrics and checkpoints.
 
     It adds the section ``checkpoint``, links options of module and datamodule, and logs to ``metrics.csv``
-    and to TensorBoard or the loggers of ``trainer.logger``; to nothing if that is false.
+    and to TensorBoard or the loggers of ``trainer.logger``, unless that is false.
     """
 
     def __init__(self, args: list[str] | None = None):
@@ -74,7 +74,7 @@ class PacmrCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        """Return the command line's subcommand only, since making the others' parsers is slow."""
+        """Return the given subcommand only, since building the other parsers is slow."""
         found = super().subcommands()
         return {name: skip for name, skip in found.items() if self._asked in (name, None)} or found
 
@@ -86,9 +86,9 @@ class PacmrCLI(LightningCLI):
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "step-{step}",
                 "checkpoint.auto_insert_metric_name": False,
-                # A run's folder has one run, so replace files of the same name.
+                # One run per folder, so replace files of the same name.
                 "checkpoint.enable_version_counter": False,
-                # Its table counts metrics and 0 FLOPs; the models print their trained share.
+                # Its table counts metrics and 0 FLOPs; the modules print their parameter counts.
                 "trainer.enable_model_summary": False,
             }
         )
@@ -100,7 +100,7 @@ class PacmrCLI(LightningCLI):
     ) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            help = "Go on with pacmr refine when the run has ended."
+            help = "Run pacmr refine after the training."
             parser.add_argument("--refine", type=bool, default=False, help=help)
         if subcommand == "predict":
             parser.add_lightning_class_args(GenerationWriter, "generation")
@@ -113,19 +113,18 @@ class PacmrCLI(LightningCLI):
         root = self.config.fit.trainer.default_root_dir
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
         curves = f"tensorboard --logdir {boards[0].save_dir}" if boards else f"{root}/{METRICS}"
-        audit = f"; which labels look wrong: pacmr audit {root}"
+        audit = f"; suspected label errors: pacmr audit {root}"
         more = audit if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
         if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
             rate, steps = self.model.learning_rate, self.trainer.global_step
             print(
-                f"{still}. Raise --model.learning_rate, now {rate:g}, or train for more than {steps:,} "
-                "updates.",
+                f"{still}. Raise --model.learning_rate ({rate:g}) or train for more updates ({steps:,}).",
                 file=sys.stderr,
             )
 
     def after_validate(self) -> None:
-        """Print the metrics, as Lightning would among its messages."""
+        """Print the metrics as a result, apart from Lightning's messages."""
         if self.trainer.is_global_zero and self.config[self.subcommand].verbose:
             table = plain_table("metric", "value")
             for name, value in sorted(self.trainer.callback_metrics.items()):
@@ -144,10 +143,10 @@ class PacmrCLI(LightningCLI):
         super().instantiate_classes()
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning's own puts a checkpoint's options over those of the command line."""
+        """Do nothing: Lightning's version overrides the command line with the checkpoint's options."""
 
     def before_instantiate_classes(self) -> None:
-        """Name the run's folder, refuse to overwrite a run, and find the checkpoint to resume from."""
+        """Set the run's folder, refuse to overwrite a run, and find the checkpoint to resume from."""
         config = self.config[self.subcommand]
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
@@ -160,8 +159,8 @@ class PacmrCLI(LightningCLI):
             config.checkpoint.dirpath = str(root / CHECKPOINTS)
         if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
             raise UserError(
-                f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
-                "one with --trainer.default_root_dir."
+                f"The folder {root} already holds a run; continue it with --ckpt_path last, or name another "
+                "folder with --output."
             )
         config.ckpt_path, self._first_step = to_resume_from(
             config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
@@ -170,28 +169,28 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it, then ``refine`` if requested; a run that fails before its first step leaves no folder."""
+        """Run it, then ``refine`` if requested; remove the new folder of a run that fails before step 1."""
         try:
             with wandb_ends(), only_results():
                 super()._run_subcommand(subcommand)
         except Exception:
-            # Waiting processes need not repeat this one's error.
+            # Other processes would repeat this one's error.
             if self.trainer.strategy.launcher is not None:
                 self.trainer.strategy.launcher.kill(signal.SIGKILL)
             root = Path(self.trainer.default_root_dir)
-            # Stored answers of predict are used by its next run.
+            # The next run of predict uses stored answers.
             kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
             if root in self._new_folders and not kept:
                 shutil.rmtree(root, ignore_errors=True)
                 for folder in self._new_folders[1:]:
-                    with contextlib.suppress(OSError):  # not empty: other runs live there
+                    with contextlib.suppress(OSError):  # not empty: it has other runs
                         folder.rmdir()
             raise
         if subcommand == "fit" and self.config.fit.refine and self.trainer.is_global_zero:
             refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the run's loggers, the progress bar and the checkpoint files, and check the processes."""
+        """Add loggers, progress bar and checkpoint files, and check the number of processes."""
         settings, fits = self.config_init[self.subcommand].trainer, self.subcommand == "fit"
         plugins, callbacks = _as_list(settings.plugins), _as_list(settings.callbacks)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -216,7 +215,7 @@ class PacmrCLI(LightningCLI):
             kwargs["logger"] = False
         started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
         if started:
-            # Without this, Lightning on a CPU would take each of torchrun's processes for a run of its own.
+            # Otherwise Lightning on a CPU treats each of torchrun's processes as a run of its own.
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             if settings.devices == "auto":
                 kwargs["devices"] = local
@@ -232,7 +231,7 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)
         if fits and isinstance(self.datamodule, PreferenceDataModule):
-            # Before the processes start; the loader checks it later.
+            # Checked before the processes start.
             check_rank_shares("global_batch_size", self.datamodule.global_batch_size, processes)
             if self.datamodule.meta_every is not None:
                 check_rank_shares("meta_batch_size", self.datamodule.meta_batch_size, processes)
@@ -250,12 +249,12 @@ class _ParserOnly(PacmrCLI):
 
 @cache
 def parser_of(subcommand: str) -> Any:
-    """Return the parser of one subcommand, faster than LightningCLI, which parses all."""
+    """Return the parser of one subcommand."""
     return _ParserOnly([subcommand])._subcommand_parsers[subcommand]
 
 
 def refine_run(folder: Path) -> None:
-    """Run ``pacmr refine`` on a finished run; its failure ends this process with its status."""
+    """Run ``pacmr refine`` on a finished run; exit with its status if it fails."""
     ranks = ("RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not any(r in name for r in ranks)}
     command = [sys.executable, "-m", "pacmr_lightning", "refine", str(folder)]

@@ -24,19 +24,19 @@ _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 def generate(
     source: Source, output: str, endpoint: Endpoint = _ENDPOINT, n: int | None = 800, seed: int = 42
 ) -> None:
-    """Writes the responses of a model behind an endpoint, in the format of pacmr predict.
+    """Writes responses of a model behind an OpenAI-compatible endpoint, in the format of pacmr predict.
 
-    The same n and seed give the prompts and ids of pacmr predict (predict_prompts and predict_seed of its
-    data), so that pacmr judge can compare the two. Chat messages are sent as they are, Human/Assistant
-    transcripts by turn, other texts as one user turn. Reasoning, such as between <think> and </think>, is
-    removed. Answers are stored in OUTPUT.answers.sqlite: the same command resumes a killed run.
+    The same n and seed give the same prompts and ids as predict_prompts and predict_seed of pacmr predict, so
+    that pacmr judge can compare the two. Chat messages are sent as they are, Human/Assistant transcripts by
+    turn, other texts as one user turn. Reasoning, such as text between <think> and </think>, is removed.
+    Answers are stored in OUTPUT.answers.sqlite: the same command resumes an interrupted run.
 
     Args:
-        source: where the prompts come from.
+        source: source of the prompts.
         output: file to write, ending in .jsonl.
-        endpoint: the model; its max_tokens are 128 (paper: 128 for TL;DR, 256 for Anthropic HH).
-        n: prompts to answer, drawn from those of the source; null for all. All if there are fewer.
-        seed: which prompts are drawn.
+        endpoint: the model; max_tokens defaults to 128 (Qu et al.: 128 for TL;DR, 256 for Anthropic HH).
+        n: number of prompts, sampled from the source; null, or more than there are, for all.
+        seed: seed of the sample.
     """
     if n is not None and n < 1:
         raise UserError(f"n is {n}, but it must be at least 1, or null for all prompts.")
@@ -54,18 +54,16 @@ def generate(
             response = Response(answer.text, "length" if is_cut else "stop", *counts)
             rows.append(response.row(prompt.id, prompt.asked) | prompt.columns)
     missing = Counter(answer.problem for answer in answers if not answer.text)
-    failed = (
-        f"{missing.total()} prompts got no answer (mostly: {missing.most_common(1)[0][0]})" if missing else ""
-    )
+    failed = f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]})" if missing else ""
     if not rows:
-        raise UserError(f"{failed}, so there is nothing to write; look at the server and its model.")
+        raise UserError(f"{failed}, so there is nothing to write; check the server and its model.")
     write_json_lines(path, rows)
     cut = sum(row["finish_reason"] == "length" for row in rows)
     if unsent := sorted({column for prompt in prompts for column in prompt.columns}):
-        print(f"The endpoint was not sent the columns {' and '.join(unsent)}; they are in the file.")
+        print(f"Not sent to the endpoint: the columns {' and '.join(unsent)}; they are in the file.")
     if failed:
-        print(f"{failed} and are not in the file; a new run asks for them again.")
-    print_result(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")
+        print(f"{failed}; their prompts are not in the file, and the same command repeats them.")
+    print_result(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them truncated.")
 
 
 def main(arguments: list[str]) -> None:

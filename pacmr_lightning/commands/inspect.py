@@ -27,13 +27,13 @@ _CATEGORIES = 10
 
 
 def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str | None = None) -> None:
-    """Shows what a training run would make of a dataset, and what is odd about the data.
+    """Shows statistics of preference data, its problems, and rows as a training run tokenizes them.
 
     Args:
-        source: where the pairs come from.
-        tokenizer: a model's folder or Hub id.
+        source: source of the pairs.
+        tokenizer: folder or Hub id of a model.
         max_length: tokens of a prompt with its longer response; a run drops longer pairs.
-        output: also write all numbers to this file, as JSON.
+        output: JSON file for all numbers.
     """
     if max_length < 2:
         raise UserError(f"max_length is {max_length}, but it must be at least 2.")
@@ -44,7 +44,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
         report, kept = inspect_pairs(source, loaded, max_length)
-    # Synthetic data has few prompts, so shared ones are expected.
+    # The synthetic benchmark has few prompts, so shared ones are expected.
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
     for numbers_table in statistics_tables(report):
@@ -122,9 +122,9 @@ def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
         "Of the kept pairs:": "",
         "no augmented prompt": _of(counts[NO_AUGMENTED_PROMPT], kept),
         "distinct prompts": f"{numbers.prompts:,}",
-        "pairs a prompt, median and most": "{median:g}, {max:,}".format(**numbers.pairs_a_prompt),
+        "pairs per prompt, median and maximum": "{median:g}, {max:,}".format(**numbers.pairs_a_prompt),
         "prompt also in the other split": _of(same, kept),
-        "  or but for case and blanks": _of(alike, kept),
+        "  ignoring case and blanks": _of(alike, kept),
         "chosen response is longer": f"{bias.chosen_longer:.1%}",
         "rejected response is longer": f"{bias.rejected_longer:.1%}",
         "chosen minus rejected, median tokens": f"{bias.median_difference:+g}",

@@ -33,23 +33,23 @@ def judge_files(
     prompt_price: float | None = None,
     completion_price: float | None = None,
 ) -> None:
-    """Judges the responses of one model (A) against those of another (B) to the same prompts.
+    """Compares the responses of two models, A and B, to the same prompts with a judge.
 
-    Each pair is judged in both orders. It is a tie where the two answers disagree, or one of them is invalid
-    or missing. Rows match by ``id``, or by prompt and order where they have none. Answers are stored, so that
-    a killed run resumes and a rerun costs nothing.
+    Each pair is judged in both orders. It is a tie if the two verdicts disagree, or one is invalid or
+    missing. Rows match by ``id``, else by prompt and order. Answers are stored: the same command resumes, and
+    a rerun costs nothing.
 
     Args:
         first: JSON Lines file of A with ``prompt`` and ``response``, such as a run's ``generations.jsonl``.
-        second: file of B, mostly the baseline's.
-        judge: ``EndpointJudge`` (a chat model with the paper's prompts for its ``task``),
-            ``RewardModelJudge``, or ``GoldJudge`` (embedded world).
+        second: file of B, usually the baseline.
+        judge: ``EndpointJudge`` (a chat model with the prompts of Qu et al. for its ``task``),
+            ``RewardModelJudge``, or ``GoldJudge`` (synthetic benchmark).
         output: folder for ``verdicts.jsonl``, ``summary.json`` and the figure ``win-rate``; default: the
             folder ``judge`` beside the first file.
         store: file of the judge's answers; default: ``answers.sqlite`` in the output folder.
-        seed: of the bootstrap behind the intervals.
-        prompt_price: what a million tokens of prompts cost, in any currency.
-        completion_price: likewise, of answers.
+        seed: seed of the bootstrap for the intervals.
+        prompt_price: price of a million prompt tokens, in any currency.
+        completion_price: price of a million completion tokens.
     """
     if judge is None:
         raise UserError(
@@ -61,13 +61,13 @@ def judge_files(
         if value is not None and value < 0:
             raise UserError(f"{option} is {value}, but it must be 0 or more.")
     if (prompt_price is None) != (completion_price is None):
-        raise UserError("prompt_price and completion_price only make a cost together; give both or none.")
+        raise UserError("prompt_price and completion_price are needed together; give both or none.")
     paths = [Path(file).expanduser() for file in (first, second)]
     pairs = response_pairs(first, second)
     if paths[0].samefile(paths[1]) or all(pair.identical for pair in pairs):
         raise UserError(
-            f"{first} and {second} hold the same {len(pairs)} responses, so that there is nothing to judge; "
-            "name the responses of two models."
+            f"{first} and {second} have the same {len(pairs)} responses, so there is nothing to judge; name "
+            "the responses of two models."
         )
     folder = Path(output).expanduser() if output else paths[0].parent / "judge"
     if folder.is_file():
@@ -108,28 +108,28 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         for share in (result.flipped, result.first_shown, result.invalid, result.unanswered)
     )
     yield (
-        "length-controlled: at equal length, with a tie as half a win, which without the control is "
+        "length-controlled: at equal length, a tie counts as half a win; without length control "
         f"{result.win_score.value / 2:.1%}"
     )
     yield f"mean length of A and B: {lengths} {result.length_unit}"
     yield (
-        f"judge {judge}: {flipped} of verdicts flipped with the order, the response shown first won "
+        f"judge {judge}: {flipped} of verdicts changed with the order, the first response won "
         f"{first_shown}, {invalid} of answers invalid, {unanswered} missing"
     )
     yield (
-        f"tokens: {tokens['all']['prompt']:,} in, {tokens['all']['completion']:,} out, of these now "
+        f"tokens: {tokens['all']['prompt']:,} in, {tokens['all']['completion']:,} out; in this call "
         f"{tokens['now']['prompt']:,} and {tokens['now']['completion']:,}"
-    ) + (f"; cost: {cost['all']:.2f}, of it now {cost['now']:.2f}" if cost else "")
+    ) + (f"; cost: {cost['all']:.2f}, in this call {cost['now']:.2f}" if cost else "")
     if result.identical:
-        yield f"{result.identical} pairs of identical responses are ties; nobody was asked"
+        yield f"{result.identical} pairs of identical responses are ties, without a judgement"
     if any(result.empty):
         yield f"empty responses, judged like others: {result.empty[0]} of A, {result.empty[1]} of B"
     opinions = [opinion for one in judged if one.verdict is not None for opinion in one.verdict.orders]
     broken = [opinion for opinion in opinions if opinion.problem]
     if missing := Counter(opinion.problem for opinion in broken if opinion.answer is None):
         yield (
-            f"no answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
-            "asks endpoints for them again"
+            f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]}); the same command "
+            "repeats them"
         )
     if wrong := Counter(opinion.problem for opinion in broken if opinion.answer is not None):
         yield f"invalid answers: {wrong.total()} (mostly: {wrong.most_common(1)[0][0]})"

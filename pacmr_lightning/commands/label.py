@@ -37,22 +37,22 @@ def label(
     categories: str | None = None,
     seed: int = 42,
 ) -> None:
-    """Makes preference pairs of two responses to each prompt, with labels drawn from a reward.
+    """Writes preference pairs from two responses to each prompt, with labels sampled from a reward.
 
-    Labels are Bradley-Terry draws: P(first is chosen) = sigmoid((r(first) - r(second)) / temperature). So
-    some labels contradict the reward; eta in the output is the probability that the chosen response beats the
-    other one. Rows of the two files match by id, or by prompt and order. Pairs with equal or empty responses
-    are left out.
+    Labels are Bradley-Terry samples: P(first is chosen) = sigmoid((r(first) - r(second)) / temperature). So
+    some labels contradict the reward; eta in the output is the probability that the chosen response wins.
+    Rows of the two files match by id, or by prompt and order. Pairs with equal or empty responses are
+    dropped.
 
     Args:
         first: JSON Lines file with prompt and response, such as pacmr predict writes at a temperature.
-        second: the same of another seed or model.
-        output: file to write, ending in .jsonl; data.source Files reads it.
-        reward: what decides, such as LexiconReward.
-        temperature: reward that is worth one unit of log-odds, above 0.
-        categories: JSON Lines or Parquet with prompt and category; a pair gets that of its prompt, by which
-            noise may differ, and audits report.
-        seed: of the draws, which depend on it and on a pair's id alone.
+        second: such a file of another seed or model.
+        output: file to write, ending in .jsonl, for data.source Files.
+        reward: reward function, such as LexiconReward.
+        temperature: temperature of the labels, above 0, in units of the reward.
+        categories: JSON Lines or Parquet file with prompt and category; a pair gets the category of its
+            prompt.
+        seed: seed of the labels; a label depends on it and on the pair's id only.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise UserError(f"temperature is {temperature}, but it must be a number above 0.")
@@ -61,7 +61,7 @@ def label(
     kept = [p for p in pairs if not p.identical and p.first.strip() and p.second.strip()]
     if not kept:
         raise UserError(
-            f"{first} and {second} have no two different responses to a prompt; sample both at a temperature "
+            f"{first} and {second} have no prompt with two different responses; sample both at a temperature "
             "above 0, with different seeds."
         )
     rows = [_row(pair, reward, temperature, seed) for pair in kept]
@@ -72,7 +72,7 @@ def label(
     print_result(
         f"{path}: {len(rows):,} pairs labelled by {reward.name} at temperature {temperature:g}, with "
         f"{against:.1%} of the labels against it. {len(pairs) - len(rows):,} pairs with equal or empty "
-        "responses are left out."
+        "responses were dropped."
     )
 
 
@@ -80,7 +80,7 @@ def _row(pair: ResponsePair, reward: RewardFunction, temperature: float, seed: i
     prompt = pair.prompt if isinstance(pair.prompt, str) else message_text(pair.prompt[-1])
     eta = float(expit((reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature))
     chosen, rejected = pair.first, pair.second
-    # Its own hash: sampling of prompts and label noise use that of id and seed alone.
+    # A separate hash: prompt sampling and label noise use that of id and seed.
     if unit_hash(f"label of {pair.id}", seed) >= eta:
         chosen, rejected, eta = rejected, chosen, 1 - eta
     sides: dict[str, Any] = {"chosen": chosen, "rejected": rejected}

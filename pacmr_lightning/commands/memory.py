@@ -65,43 +65,43 @@ def memory(
     utilization: float | None = None,
     gpu_hour: float | None = None,
 ) -> dict[str, dict[int, DeviceMemory]]:
-    """Prints what each device holds at the peak of a step, in GiB, and how many operations a run takes.
+    """Estimates peak memory per device in GiB, and the operations of a run.
 
-    Parameters, AdamW's state and gradients are exact, activations those of transformers' own code, with
-    attention that keeps no scores; leave a tenth free for the CUDA context (about 0.5 GiB), NCCL and the
+    Parameters, AdamW's state and gradients are exact; activations are those of transformers' code, with
+    attention that stores no scores. Leave a tenth free for the CUDA context (about 0.5 GiB), NCCL and the
     allocator. Operations are all matrix products of the same code, without generated responses and padding.
-    Lengths for memory are the longest, for hours the mean.
+    Give the longest lengths for memory, and mean lengths for hours.
 
     Args:
         model: folder or Hub id of a model, of which only the configuration is read; or llama-2-7b.
         rank: LoRA rank.
-        target_modules: linear layers with an adapter, as the policy's.
-        dtype: of the frozen base.
-        gradient_checkpointing: as the policy's.
+        target_modules: linear layers with an adapter.
+        dtype: dtype of the frozen base.
+        gradient_checkpointing: recompute activations in the backward pass.
         layout: "shared" computes a prompt once for both responses, "separate" twice.
         micro_batch_size: pairs in one forward pass.
-        prompt_tokens: of every prompt.
-        response_tokens: of every response; with ``prompt_tokens``, ``max_length``.
-        logit_chunk: as the policy's.
-        vnet: whether weights are learned (PACMR-DPO, MWN-DPO).
-        devices: numbers of processes, 1, 4 and 8 by default.
-        quantization: as the policy's, "4bit" or null; leaves out DeepSpeed's strategies, which refuse it.
-        pairs: training pairs, of one epoch; with it, operations of the whole run are shown.
-        global_batch_size: pairs of an update, over all devices.
-        every: updates of the policy to one of VNet.
-        meta_batch_size: pairs of VNet's update, over all devices.
-        coverage: share of them that pass the threshold (``meta/coverage`` of a run); 1 is the most.
-        reference: as the data's, "cached" once or "live" with each batch.
-        validation_pairs: of one validation.
-        validations: in the run; four with the shipped configs.
-        device_tflops: peak of one device in TFLOP/s at the dtype, as its data sheet says (dense).
-        utilization: share of that peak that you expect, above 0 and at most 1; default: shows 20% and 50%.
+        prompt_tokens: tokens of each prompt.
+        response_tokens: tokens of each response.
+        logit_chunk: positions whose logits are computed at a time.
+        vnet: learned weights (PACMR-DPO, MWN-DPO).
+        devices: numbers of processes; default: 1, 4 and 8.
+        quantization: "4bit" or null; 4 bits exclude DeepSpeed's strategies.
+        pairs: training pairs of one epoch; shows the operations of the whole run.
+        global_batch_size: pairs per update, over all devices.
+        every: policy updates per VNet update.
+        meta_batch_size: meta pairs per VNet update, over all devices.
+        coverage: fraction of meta pairs that pass the threshold (``meta/coverage`` of a run).
+        reference: "cached" runs the reference once, "live" with each batch.
+        validation_pairs: pairs per validation.
+        validations: validations of the run; four with the shipped configs.
+        device_tflops: peak of one device in TFLOP/s at the dtype (dense, from its data sheet).
+        utilization: expected fraction of that peak, above 0 and at most 1; default: shows 20% and 50%.
         gpu_hour: price of an hour of one device, in any currency.
 
     Raises:
-        UserError: an option is out of its range, or the model is not known.
+        UserError: an option is out of range, or the model cannot be read.
     """
-    from ..audit.own_pull import SAMPLE  # loads the whole audit, which --help does without
+    from ..audit.own_pull import SAMPLE  # slow import
 
     model = str(model)
     devices = devices or [1, 4, 8]
@@ -116,7 +116,7 @@ def memory(
             "global_batch_size."
         )
     if not 0 <= coverage <= 1:
-        raise UserError(f"coverage is {coverage}, but it is a share of the meta pairs, from 0 to 1.")
+        raise UserError(f"coverage is {coverage}, but it must be from 0 to 1.")
     cached = reference == "cached"
     batches = (global_batch_size, every, meta_batch_size)
     plan = Plan(*batches, coverage, cached, pairs, validation_pairs, validations, SAMPLE)
@@ -171,10 +171,7 @@ def _check_speed(
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{name} is {value}, but it must be above 0.")
     if utilization is not None and not 0 < utilization <= 1:
-        raise UserError(
-            f"utilization is {utilization}, but it is a share of device_tflops, above 0 and at most 1 (0.4 "
-            "is 40%)."
-        )
+        raise UserError(f"utilization is {utilization}, but it must be above 0 and at most 1 (0.4 is 40%).")
     for name, value in {"utilization": utilization, "gpu_hour": price}.items():
         if value is not None and tflops is None:
             raise UserError(
@@ -213,17 +210,17 @@ def _costs(
             update = update_flops(flops, plan, learned, bool(kept[n]))
             total = run_flops(flops, plan, update, learned is not None, fits)
             alone = audit_flops(flops, plan) if fits > 1 else 0
-            row = {"method": method, "devices": str(n), "PFLOP an update": f"{update / 1e15:.3g}"}
+            row = {"method": method, "devices": str(n), "PFLOP per update": f"{update / 1e15:.3g}"}
             if whole:
                 row |= {
                     "updates": f"{fits * plan.updates:,}",
-                    "PFLOP in all": f"{(total + alone) / 1e15:,.4g}",
+                    "PFLOP in total": f"{(total + alone) / 1e15:,.4g}",
                 }
             for share in shares:
                 rate = (tflops or 0) * 1e12 * share
                 hours = (total / n + alone) / rate / 3600
                 at = f"{100 * share:.3g}%"
-                row[f"s an update, {at}"] = f"{update / n / rate:.3g}"
+                row[f"s per update, {at}"] = f"{update / n / rate:.3g}"
                 if whole:
                     row[f"hours, {at}"] = f"{hours:.1f}"
                 if price is not None:

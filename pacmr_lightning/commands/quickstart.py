@@ -1,4 +1,4 @@
-"""DPO, PACMR-DPO and a second pass in two minutes, on the synthetic benchmark, without a download."""
+"""Command ``pacmr quickstart``: DPO, PACMR-DPO and a refined policy on the synthetic benchmark."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ PACMR = (sys.executable, "-m", "pacmr_lightning")
 def quickstart(
     output: str = "runs/quickstart", pairs: int = 6400, sft_rows: int = 20_000, samples: int = 1440
 ) -> None:
-    """Trains a small model on pairs of which 30% have wrong labels: DPO, PACMR-DPO and a refined policy.
+    """Trains DPO, PACMR-DPO and a refined policy on synthetic pairs with 30% wrong labels.
 
-    First an SFT model is trained from scratch. Each method has a beta that suits it at 30% flips. No
-    download, no GPU, about two minutes on two cores.
+    A small SFT model is trained from scratch first. Each method has a beta tuned at this noise rate. It takes
+    about two minutes on two cores, without a download or a GPU.
 
     Args:
-        output: folder of the runs, which must not be there.
-        pairs: training pairs.
-        sft_rows: rows that the SFT model learns from.
-        samples: responses whose reward is measured.
+        output: new folder for the runs.
+        pairs: number of training pairs.
+        sft_rows: number of SFT rows.
+        samples: number of sampled responses for the gold reward.
 
     Raises:
         UserError: the folder exists.
     """
     folder = Path(output)
     if folder.exists():
-        raise UserError(f"{output} is there already; remove it, or name another folder with --output.")
+        raise UserError(f"output is {output}, which exists; remove it, or name another folder with --output.")
     sft, dpo, pacmr, refined = (str(folder / name) for name in ("sft", "dpo", "pacmr", "dpo-refined"))
     common = ["fit", "--config", "quickstart/preference", "--model.policy.model", f"{sft}/model"]
     common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
@@ -41,9 +41,7 @@ def quickstart(
     words = ["fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows)]
     _run(*words, "--trainer.default_root_dir", sft)
     log = folder / "dpo.log"
-    _print_step(
-        2, f"PACMR-DPO on {pairs:,} pairs, 30% of them with the wrong label; DPO beside it (log: {log})"
-    )
+    _print_step(2, f"PACMR-DPO on {pairs:,} pairs with 30% wrong labels; DPO in parallel (log: {log})")
     # Two runs side by side on two cores.
     threads = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "wb") as file:
@@ -57,11 +55,11 @@ def quickstart(
             sys.exit(status)
     finally:
         beside.terminate()
-    _print_step(3, "An audit of the DPO run's labels, and a second pass that learns from its result")
+    _print_step(3, "An audit of the DPO run's labels, and a second pass with soft labels")
     _run("refine", dpo, "--beta", "1", "--scorer", "policy")
     _print_step(4, "All three side by side")
     _run("compare", dpo, pacmr, refined, "--figure", str(folder / "comparison.png"))
-    print(f"Which labels look wrong: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
+    print(f"Suspected label errors: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
 
 
 def _print_step(step: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""``pacmr refine``: train again on the same labels, with an audit of the first run."""
+"""Command ``pacmr refine``: second-pass training with soft labels from an audit of the first run."""
 
 from __future__ import annotations
 
@@ -52,33 +52,31 @@ def refine(
     decisions: str | None = None,
     anyway: bool = False,
 ) -> Path:
-    """Trains a run's policy once more, from the reference, with the run's own audit of each label.
+    """Trains a second pass from the reference, with soft labels from an audit of the first run.
 
-    An audit in the run's folder is reused. The run's configuration is carried over, with the reference's
-    log-probabilities cached by the audit. The second pass is a run of its own beside the first, with the
-    audit in its folder ``audit`` and a comparison of the two at the end. The same command resumes where it
-    was killed.
+    An existing audit in the run's folder is reused. The second pass has the first run's configuration and is
+    a run of its own beside it, with the audit in its folder ``audit``; it ends with a comparison of the two
+    runs. The same command resumes after an interruption.
 
     Args:
         run: folder of a finished preference run.
         output: folder of the second pass; default: the run's name with ``-refined``.
-        labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
-            the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them;
-            "easiest" trains on the pairs that policies which have not seen them find easiest, from easy to
-            difficult (Selective DPO), and needs ``--scorer dpo``.
-        share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot, the
-            most that the pairs which the policy is surest of leave, up to 0.45: too high a share loses little
-            of the second pass's gain, too low a one most of it. With a share, it also goes on where the
-            scores may say nothing of the labels.
-        beta: of the second pass; default: the first run's. Soft labels raise the KL to the reference, so the
-            beta that suits DPO on clean labels is a good first choice.
-        scorer: as in ``pacmr audit``, whose choice is the default; "dpo" trains two more policies.
-        checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
-        micro_batch_size: pairs in one pass with gradients of the audit; default: that of training.
-        easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
-        decisions: file of a person's decisions on pairs, as in ``pacmr audit``: these labels are fixed, and
-            those of them on a random sample give the share where ``share`` does not.
-        anyway: go on with a run whose policy did not move.
+        labels: use of P(wrong). "soft": soft labels, each order of a pair weighted by the probability that it
+            is right. "weights": observed labels, weighted by it. "drop": without suspected label errors.
+            "flip": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
+            cross-fitted u, from easy to difficult; it needs ``--scorer dpo``.
+        share: noise rate, if known; default: the audit's estimate, else an upper bound of at most 0.45. Too
+            high a rate costs little of the gain, too low a rate most of it. With a given rate, the second
+            pass also runs on uninformative scores.
+        beta: DPO's temperature in the second pass; default: the first run's. Soft labels raise the KL to the
+            reference, so a beta for clean labels is a good choice.
+        scorer: as in ``pacmr audit``, with the same default; "dpo" trains two more policies.
+        checkpoint: name, without .ckpt, of the file in the run's folder ``checkpoints`` to audit with.
+        micro_batch_size: pairs per forward pass with gradients in the audit; default: as in training.
+        easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
+        decisions: file of manual decisions, as in ``pacmr audit``: they fix labels, and those on the random
+            sample give the noise rate unless ``share`` does.
+        anyway: also refine a run whose policy did not move.
 
     Returns:
         The folder of the second pass.
@@ -90,8 +88,8 @@ def refine(
     first = find_run(run, checkpoint)
     if first.data["init_args"].get("clean_meta"):
         raise UserError(
-            f"The run {run} has clean_meta pairs, which it did not train on and no audit has seen; refine a "
-            "run without them."
+            f"The run {run} has clean_meta pairs, which are neither trained on nor audited; refine a run "
+            "without them."
         )
     folder = Path(output) if output else folder_beside(run, "refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
@@ -100,8 +98,8 @@ def refine(
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
         rate = first.model["init_args"].get("learning_rate")
         raise UserError(
-            f"{still}, so a second pass would not move either; train {run} again with more than "
-            f"--model.learning_rate {rate:g}, or go on all the same with --anyway."
+            f"{still}, so a second pass would not move either; train {run} again with a higher "
+            f"--model.learning_rate than {rate:g}, or add --anyway."
         )
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
@@ -129,7 +127,7 @@ def refine(
 
 
 def _warn_of_rules(audited: Path) -> None:
-    """Print the audit's shortcuts again, beside the comparison after a long training."""
+    """Print the shortcuts found by the audit again, after the comparison."""
     traits = pd.read_csv(audited / "suspect_traits.csv", keep_default_na=False)  # "null" is a word
     rules = traits[traits["rule"]]
     names = [
@@ -138,9 +136,8 @@ def _warn_of_rules(audited: Path) -> None:
     ]
     if names:
         print(
-            f"Most labels follow a rule ({', '.join(names)}), which the policy learns, and a second pass "
-            "follows further: where it is not what makes responses better, prefer the first run; read "
-            f"{audited / 'report.html'}.",
+            f"Most labels follow a shortcut ({', '.join(names)}), which a second pass follows even more. If "
+            f"it does not make responses better, prefer the first run; see {audited / 'report.html'}.",
             file=sys.stderr,
         )
 
@@ -149,25 +146,22 @@ def _check_easiest(labels: Labels, easiest: float | None, scorer: str | None, de
     if easiest is None:
         return
     if labels != "easiest":
-        raise UserError(
-            f"easiest is {easiest}, but labels is {labels}, which has no use for it; leave it out."
-        )
+        raise UserError(f"easiest is {easiest}, but labels is {labels}, which does not use it; leave it out.")
     if not 0 < easiest <= 1:
-        raise UserError(f"easiest is {easiest}, but it is a share of the pairs, above 0 and at most 1.")
+        raise UserError(f"easiest is {easiest}, but it must be above 0 and at most 1.")
     if scorer != "dpo":
         raise UserError(
-            f"scorer is {scorer or 'not given'}, but what is easy is asked of policies that have not seen "
-            "the pairs; use --scorer dpo."
+            f"scorer is {scorer or 'not given'}, but labels easiest needs cross-fitted u; use --scorer dpo."
         )
     if decisions is not None:
         raise UserError(
-            f"decisions is {decisions}, but labels is easiest, which goes by difficulty alone; take "
-            "another, or train on the file of pacmr audit --decisions --cleaned."
+            f"decisions is {decisions}, but labels is easiest, which does not use them; choose another, or "
+            "train on the file of pacmr audit --decisions --cleaned."
         )
 
 
 def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
-    """Options of ``pacmr fit`` for the second pass."""
+    """Return options of ``pacmr fit`` for the second pass."""
     if labels == "easiest":
         order = {"data.curriculum": str(table), "data.curriculum_share": str(easiest)}
         return {"model.weighting": "Unweighted", **order}

@@ -1,4 +1,4 @@
-"""A second pass: a run of its own beside the first, in one command that can resume."""
+"""Second-pass training: a run of its own beside the first, in one resumable command."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .audit import show
 from .compare import compare
 
 SAFE_SHARE = 0.45
-"""Largest share of wrong labels assumed if the audit cannot estimate it."""
+"""Highest noise rate assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
-"""KL to the reference, in nats per response, above which a second pass is doubted."""
+"""KL to the reference, in nats per response, above which a second pass gets a warning."""
 
 
 def check_beta(beta: float | None) -> None:
@@ -46,12 +46,12 @@ def folder_beside(run: str, ending: str) -> Path:
 
 
 def kept_file(name: str, path: Path) -> str:
-    """Return a file's name with a hash of its content, for the record."""
+    """Return a file's name with a hash of its content."""
     return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
 def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
-    """Refuse a folder that holds anything else, since the second pass's fit clears it."""
+    """Raise a UserError for a folder with anything else, since the second pass's fit clears it."""
     check_writable("output", str(folder), folder)
     path = folder / record
     if not (folder / CONFIG).exists() and not path.exists():
@@ -70,7 +70,7 @@ def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
     for name, value in asked.items():
         if found.get(name) != value:
             held = f"a second pass with {name} {found[name]}" if name in found else "another run"
-            raise UserError(f"The folder {folder} holds {held} already; name another with --output.")
+            raise UserError(f"The folder {folder} already holds {held}; name another with --output.")
 
 
 def audit_first(
@@ -81,22 +81,22 @@ def audit_first(
     options: AuditOptions,
     needs_rate: bool = False,
 ) -> None:
-    """Audit the first run, unless that is done, and write its options ``asked`` to the file ``record``."""
+    """Audit the first run unless that is done, and write the options ``asked`` to the file ``record``."""
     read_summary(run)  # needed by the comparison at the end
     _check_folder(folder, asked, record)
     if (folder / record).exists():
         return
     if kept := reuse(run, options):
-        rate = f"{kept['noise_rate']:.1%} of the labels are expected to be wrong, by {NAMES[kept['scorer']]}"
+        rate = f"noise rate {kept['noise_rate']:.1%} by {NAMES[kept['scorer']]}"
         print(f"The audit in {Path(run) / AUDIT} is reused: {rate}.", file=sys.stderr)
     else:
         found = audit(run, options=options)
         show(found)
     if kept is None and needs_rate and found.noise_rate is None:
         raise UserError(
-            f"The scores of {found.findings.scorer} fit labels that are coin flips as well, so there may be "
-            f"nothing to learn from; take another --scorer, a run that has learned more than {run}, or "
-            f"--share {SAFE_SHARE} to go on all the same."
+            f"Random labels would fit the scores of {found.findings.scorer} as well, so they may carry no "
+            f"information; use another --scorer, a run that has learned more than {run}, or --share "
+            f"{SAFE_SHARE} to train anyway."
         )
     write_json(folder / record, asked)
 
@@ -109,7 +109,7 @@ def train_again(
     options: dict[str, str],
     own: Iterable[str],
 ) -> None:
-    """Run ``pacmr fit`` with the first run's configuration and other options; it resumes.
+    """Run or resume ``pacmr fit`` with the first run's configuration and other options.
 
     ``ending`` is added to the method's name; files ``own`` stay in the folder.
     """
@@ -123,20 +123,20 @@ def train_again(
 
 
 def objective_options(options: dict[str, Any], beta: float | None) -> dict[str, str]:
-    """Return options for DPO if the objective corrects labels itself, since the audit does it now."""
+    """Return options that replace an objective with its own label correction by DPO."""
     first = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
     beta = (first.get("init_args") or {}).get("beta") if beta is None else beta
     kind = resolve_name(first["class_path"])
     changed = {}
     if kind.grouped or kind.corrects_labels:
-        print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
+        print(f"The second pass uses DPO, since {kind.__name__} has its own correction of wrong labels.")
         changed["model.objective"] = "DPO"
     return changed | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
 
 
 def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
-    """Run ``pacmr fit`` in this process: resume from a checkpoint, or clear the folder except for ``own``."""
-    from .fit import PacmrCLI  # a slow import, after the checks of options
+    """Run ``pacmr fit`` in this process: resume from a checkpoint, else clear the folder except ``own``."""
+    from .fit import PacmrCLI  # slow import, after the checks of options
 
     if (folder / CHECKPOINTS / LAST).exists():
         words = [*words, "--ckpt_path", "last"]
@@ -149,7 +149,7 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Print the two runs side by side with doubts about the second, and draw validated ones."""
+    """Print the two runs side by side with warnings on the second, and draw validated ones."""
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
     for doubt in doubts(*map(read_summary, runs)):
@@ -157,27 +157,27 @@ def compare_passes(first: str, folder: Path) -> None:
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return reasons to distrust a second pass: a high KL, or significantly lower validation accuracy."""
+    """Return warnings on a second pass: a high KL, or significantly lower validation accuracy."""
     found = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
     if kls[1] is not None and kls[1] > FURTHEST:
         other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
-        found.append(f"Its responses are {kls[1]:.1f} nats from the reference{other}, which is far")
+        found.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
     before, after = (summary["val_accuracy"] for summary in (first, second))
     pairs = second.get("val_pairs")
     if pairs and before is not None and after is not None:
         error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
         if before - after > 2 * error:
             found.append(
-                f"It agrees with fewer labels of the validation pairs than the first run, {after:.3f} of "
-                f"{pairs:,} and not {before:.3f}, beyond chance"
+                f"The second pass has a significantly lower validation accuracy than the first, {after:.3f} "
+                f"against {before:.3f} on {pairs:,} pairs"
             )
-    return [f"{reason}: read some of its responses, or try a larger --beta." for reason in found]
+    return [f"{reason}: read some of its responses, or raise --beta." for reason in found]
 
 
 @contextmanager
 def _command_line(words: list[str]) -> Iterator[None]:
-    """Set sys.argv, with which Lightning starts DDP's other processes."""
+    """Set sys.argv, from which Lightning starts DDP's other processes."""
     before = sys.argv
     sys.argv = [before[0], *words]
     try:

@@ -1,4 +1,4 @@
-"""Runs a sweep and makes its tables and figures (``pacmr sweep``)."""
+"""Command ``pacmr sweep``: runs of a sweep file, with their tables and figures."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def run_sweep(
     tables_only: bool = False,
     retry_failed: bool = False,
 ) -> None:
-    """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
+    """Runs methods x noise rates x options x seeds of a sweep file, and writes tables and figures.
 
-    Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
-    from their last checkpoint, so the same command continues a sweep. A file with ``evaluate`` also has the
-    cells' responses judged against those of its anchor. With --launcher slurm it submits what is left as
-    jobs, shows their state and ends.
+    Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones
+    resume from their last checkpoint, so the same command continues a sweep. With ``evaluate`` in the file,
+    the cells' responses are judged against those of its anchor. With --launcher slurm the command submits the
+    remaining cells as jobs, shows their state and ends.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
-        jobs: cells at once, instead of the file's; with SLURM jobs at once, by default as many as it starts.
-        launcher: local runs the cells on this machine, slurm submits them as jobs.
+        jobs: number of parallel cells; default: that of the file, or SLURM's limit.
+        launcher: "local" runs the cells on this machine, "slurm" submits them as jobs.
         slurm: options of --launcher slurm.
-        dry_run: check the file, and print the cells' commands.
-        tables_only: make tables and figures of the trained cells, and of what a judge has said of them.
-        retry_failed: also run the cells that have failed.
+        dry_run: check the file and print the commands of the cells.
+        tables_only: write tables and figures of the trained cells and their stored judgements.
+        retry_failed: also run failed cells again.
 
     Raises:
-        UserError: the sweep file or what it names is wrong.
+        UserError: the sweep file, or a file or option in it, is wrong.
     """
     sweep = read_sweep(file, jobs)
     found = cells(sweep)
@@ -87,7 +87,7 @@ def run_sweep(
 
 
 def _judge(sweep: Sweep, found: list[Cell], submitter: Submitter | None) -> UserError | None:
-    """Judge the cells' responses, and run what comes after all cells; return what has stopped it."""
+    """Judge the cells' responses, then run ``afterwards``; return the error that stopped it."""
     try:
         if sweep.evaluate:
             from ..sweep.evaluation import judge_cells
@@ -103,7 +103,7 @@ def _judge(sweep: Sweep, found: list[Cell], submitter: Submitter | None) -> User
     except UserError as error:
         return error
     except KeyboardInterrupt:
-        print("Stopped; the same command goes on.")
+        print("Stopped; the same command resumes.")
         sys.exit(130)
     return None
 
@@ -113,12 +113,12 @@ def _with_afterwards(sweep: Sweep) -> Sweep:
 
 
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
-    """Check the cells' options, and print commands and number of cells, with a note."""
+    """Check the cells' options, and print their commands and number, with a note."""
     states = [state_of(cell) for cell in found]
     parsed = check_swept_options(found)
     predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
     for preparation in _with_afterwards(sweep).preparations():
-        there = " (is there)" if Path(preparation.output).exists() else ""
+        there = " (exists)" if Path(preparation.output).exists() else ""
         print_result(f"{preparation.output}{there}: pacmr {preparation.command}")
     for cell, its in zip(found, states, strict=True):
         parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
@@ -141,7 +141,7 @@ def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[
     hours = flops / (1e12 * work.device_tflops * work.utilization) / 3600
     price = "" if work.gpu_hour is None else f", {hours * work.gpu_hour:,.0f} at {work.gpu_hour:g} an hour"
     return (
-        f"Training {len(untrained)} cells, calculated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
+        f"Training {len(untrained)} cells, estimated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
         f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s{price}; without preparations and responses"
     )
 
@@ -151,7 +151,7 @@ def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]
 
     config, objects = predicted
     assert sweep.evaluate is not None
-    # Not those that the source would have to read, or to download, first.
+    # Only texts in memory: reading the source may download it.
     texts, work = vars(objects.data.source).get("prompts"), sweep.estimate
     known = None if texts is None else len({text for text in texts if text.strip()})
     prompts = min((n for n in (objects.data.predict_prompts, known) if n is not None), default=None)
@@ -176,7 +176,7 @@ def run_cells(
     retry_failed: bool,
     submitter: Submitter | None = None,
 ) -> None:
-    """Run the cells that are left, or submit them; Ctrl-C ends the program."""
+    """Run or submit the remaining cells; Ctrl-C ends the program."""
     wanted = ("waiting", "failed") if retry_failed else ("waiting",)
     states = [state_of(cell) for cell in found]
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
@@ -193,12 +193,12 @@ def run_cells(
     try:
         run_all(sweep, left, states.count("done"))
     except KeyboardInterrupt:
-        print("Stopped; the same command goes on.")
+        print("Stopped; the same command resumes.")
         sys.exit(130)
 
 
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
-    """Write the report of finished cells; name failed ones and exit with status 1."""
+    """Write the report of finished cells; print failed ones and exit with status 1."""
     states = {cell.name: state_of(cell) for cell in found}
     failed = [cell for cell in found if states[cell.name] == "failed"]
     done = [cell for cell in found if (cell.folder / SUMMARY).exists()]
@@ -212,7 +212,7 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
 
 
 def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
-    """Parse the cells' arguments as ``pacmr fit`` or ``predict`` would, once per method and variation.
+    """Parse the cells' arguments as ``pacmr fit`` or ``predict``, once per method and variation.
 
     Returns configuration and objects by ``Cell.variant``.
     """
@@ -243,10 +243,10 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
 
 
 def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:
-    """Raise a UserError if a cell has no cell to be compared with, or answers other prompts than another.
+    """Raise a UserError if a cell has no baseline, or if cells would answer different prompts.
 
-    Returns configuration and objects of ``pacmr predict`` by ``Cell.variant``, none if ``prepare`` makes the
-    prompts or the judge later.
+    Returns configuration and objects of ``pacmr predict`` by ``Cell.variant``, empty if ``prepare`` creates
+    the prompts or the judge later.
     """
     all_cells = cells(sweep)
     anchors = anchor_cells(sweep, all_cells)
@@ -268,14 +268,14 @@ def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, An
     if len(prompts) > 1:
         one, other, *_ = (json.loads(variant)[0] for variant in prompts.values())
         raise UserError(
-            f"The methods {one} and {other} would answer other prompts; set data.source, "
+            f"The methods {one} and {other} would answer different prompts; set data.source, "
             "data.predict_prompts, data.predict_seed and data.predict_max_length in evaluate.predict."
         )
     return parsed
 
 
 def check_answers(sweep: Sweep, left: list[Cell]) -> None:
-    """Raise a UserError if prompts are missing or the judge fails, unless ``prepare`` makes them later."""
+    """Raise a UserError if prompts are missing or the judge fails, unless ``prepare`` creates them."""
     from ..datamodules.evaluation_prompts import draw_prompts
 
     assert sweep.evaluate is not None

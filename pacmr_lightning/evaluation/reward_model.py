@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from ..chat_template import render_messages
 from ..errors import UserError, check_at_least, first_line
-from ..model_folder import model_place, model_state
+from ..hub_access import locate
+from ..model_folder import model_state
 from ..numerics import numerics
 from ..policy.limits import positions
 from ..waiting import waiting
@@ -68,8 +69,8 @@ class RewardModelJudge(PairJudge):
         """Score 2 N responses, except those whose scores are in the store."""
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
         try:
-            state = model_state(model_place(self.name) or self.name)
-        except OSError:  # loading it reports the error
+            state = model_state(self.name)
+        except (OSError, UserError):  # loading it reports the error
             state = None
         judge = content_key(self.settings, state, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
@@ -160,14 +161,9 @@ class RewardModelJudge(PairJudge):
         return model.to(self.device).eval()
 
     def _load(self, factory: Any, fault: str, fix: str, **options: Any) -> Any:
-        place = model_place(self.name)
-        if place is None:
-            raise UserError(
-                f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
-            )
         try:
             with waiting(f"Loading {self.name}"):
-                return factory.from_pretrained(place, **options)
+                return factory.from_pretrained(locate(self.name), **options)
         except (OSError, ValueError) as error:
             raise UserError(f"The reward model {self.name} {fault} ({first_line(error)}); {fix}.") from None
 

@@ -19,6 +19,7 @@ from transformers.utils import find_adapter_config_file
 
 from ..batch import PairBatch
 from ..errors import UserError, is_out_of_memory
+from ..hub_access import locate
 from ..strategies.sharding import whole
 from .attention import use_attention
 from .merged_adapters import merge_adapter
@@ -134,13 +135,8 @@ def _reason(error: Exception, attention: str | None) -> str:
 
 def is_adapter(name: str) -> bool:
     """True if a folder or Hub id is a PEFT adapter."""
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).exists():
-        raise UserError(
-            f"The model folder {name} does not exist; check the path, run SFT first, or give a Hub id."
-        )
     with _loading(name):
-        return find_adapter_config_file(name) is not None
+        return find_adapter_config_file(locate(name)) is not None
 
 
 def adapter_base(name: str) -> str:

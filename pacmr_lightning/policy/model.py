@@ -313,7 +313,7 @@ class PolicyModel(Recorded, nn.Module):
         sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
         return PolicyAndReference(
             rows.log_probs(tokens_p),
-            batch.reference or rows.log_probs(tokens_q),
+            rows.log_probs(tokens_q),
             sums / torch.bincount(pair, minlength=rows.pairs),
             rows.log_probs(tokens_kl).chosen,
         )

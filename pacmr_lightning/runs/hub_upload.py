@@ -10,6 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import UserError
+from ..hub_access import unreachable
 
 _REFUSED = {
     401: "the token is not valid; log in again with hf auth login, or set HF_TOKEN",
@@ -51,6 +52,8 @@ def push(
     """
     api = HfApi()
     try:
+        if problem := unreachable():
+            raise UserError(problem)
         url = api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
         if private and not api.repo_info(repository, repo_type=kind).private:
             raise UserError(

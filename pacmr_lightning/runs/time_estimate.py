@@ -117,7 +117,7 @@ def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, f
     total = fits * (plan.updates * update + judged)
     if plan.cached:
         drawn = plan.meta_batch_size * math.ceil(plan.updates / plan.every) if vnet else 0
-        asked = (plan.pairs or 0) + plan.validation_pairs + min(drawn, plan.pairs or 0)
+        asked = (plan.pairs or 0) + min(drawn, plan.pairs or 0)
         total += asked * flops.reference
     else:
         total -= (fits - 1) * plan.updates * plan.global_batch_size * flops.reference

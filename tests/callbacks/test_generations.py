@@ -238,7 +238,7 @@ def test_the_command_line(command, tmp_path, capsys, monkeypatch):
         (["--generation.temperature", "-1"], "temperature is -1"),
         (["--generation.output", str(output / "a.jsonl")], "nothing can be written"),
         (["--data.predict_prompts", "0"], "predict_prompts is 0"),
-        (["--generation.top_q", "1"], "--generation.top_q: there is no such option"),
+        (["--generation.top_q", "1"], "--generation.top_q: unknown option"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main([*command("run", *options)[3:]])

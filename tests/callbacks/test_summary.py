@@ -75,10 +75,10 @@ def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
     compare([str(tmp_path)])
     said = capsys.readouterr().out.replace("\n", " ")
     said = " ".join(said.split())
-    assert "accuracy is of update 8; the run ended after 12" in said
-    assert "wall time: of the whole fit" in said and "gold reward" not in said, "notes of its columns only"
+    assert "accuracy after update 8 of 12" in said
+    assert "wall time: whole fit" in said and "gold reward" not in said, "notes of its columns only"
     pairs = summary_of(tmp_path)["val_pairs"]
-    assert (f"accuracy is of {pairs} validation pairs only" in said) == bool(pairs)
+    assert (f"accuracy: on {pairs} validation pairs only" in said) == bool(pairs)
 
 
 NO_VALIDATION = ("val_accuracy", "val_margin", "val_pairs", "val_step")

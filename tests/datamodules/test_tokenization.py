@@ -147,7 +147,7 @@ def test_second_process_reads_the_cache(
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
-    with pytest.raises(UserError, match=r"there is no such folder"):
+    with pytest.raises(UserError, match=r"does not exist"):
         load_tokenizer(str(tmp_path / "none"))
     with pytest.raises(UserError, match="no tokenizer could be loaded") as caught:
         load_tokenizer(str(tmp_path))

@@ -159,7 +159,7 @@ def test_a_run(base, capsys, tmp_path):
     assert json.loads((run / "summary.json").read_text())["method"] == "pacmr"
 
     message = fails(capsys, ["fit", *arguments, "--data.noise_rate", "0.3"])
-    assert "holds a run already" in message and str(run) in message
+    assert "already holds a run" in message and str(run) in message
     last = str(run / "checkpoints" / "last.ckpt")
     again = ["--config", str(run / "config.yaml"), "--ckpt_path", last]
     (run / ".model.partial" / "shards").mkdir(parents=True)  # as a kill in the middle of a save leaves it
@@ -199,7 +199,9 @@ def test_a_run(base, capsys, tmp_path):
     assert Path("curves.png").stat().st_size < Path("runs.png").stat().st_size
 
 
-@pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help"], ["compare", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["fit", "--help_all"], ["predict", "--help_all"], ["audit", "--help_all"]]
+)
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -225,7 +227,9 @@ def test_the_first_page_names_every_command_once(capsys):
         ("--help", 0, {"torch", "numpy", "pandas"}),
         ("fit --help", 0, {"torch", "numpy", "pandas"}),
         ("fit", 2, {"torch", "numpy", "pandas"}),
-        ("compare --help", 0, {"lightning", "transformers"}),
+        ("audit --help", 0, {"torch", "numpy", "pandas"}),
+        ("predict --help", 0, {"torch", "numpy", "pandas"}),
+        ("compare --help_all", 0, {"lightning", "transformers"}),
         ("compare --nonsense", 2, {"lightning", "transformers"}),
     ],
 )
@@ -246,7 +250,7 @@ def test_an_alias_of_a_command(capsys):
 
 
 def test_unknown_command(capsys):
-    assert "There is no command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
+    assert "Unknown command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
 
 
 def test_as_a_module(capsys, monkeypatch):

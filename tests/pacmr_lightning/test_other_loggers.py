@@ -123,14 +123,14 @@ def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
 
     mlflow["init_args"]["run_id"] = "gone"
     said = refused(capsys, config, "--ckpt_path", "last")
-    assert "mlflow of trainer.logger says: " in said and "gone" in said
+    assert "mlflow of trainer.logger failed: " in said and "gone" in said
 
 
 @needs_mlflow
 def test_mlflow_without_a_store(config, capsys):
     """Lightning's default is a folder, which MLflow refuses where the logger is made."""
     said = refused(capsys, config, "--trainer.logger", "MLFlowLogger")
-    assert said.startswith("pacmr: error: mlflow of trainer.logger says: ")
+    assert said.startswith("pacmr: error: mlflow of trainer.logger failed: ")
 
 
 @needs_wandb

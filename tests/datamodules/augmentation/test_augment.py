@@ -177,9 +177,7 @@ def test_n_counts_the_pairs_that_vnet_learns_from(
 def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_path):
     source = Files(write_rows([{"prompt": f"sea {i}", "chosen": " a", "rejected": " b"} for i in range(30)]))
     output = str(tmp_path / "out.parquet")
-    with pytest.raises(
-        UserError, match=r"n is 5, which counts pairs that training keeps .* give --tokenizer"
-    ):
+    with pytest.raises(UserError, match=r"n is 5, a number of pairs that training keeps .* give --tokenizer"):
         augment(source, output, Rules(), 5)
     with pytest.raises(UserError, match=r"n is 5, but 0 of \d+ training pairs have an augmented prompt"):
         augment(source, output, Rules(), 5, tiny_tokenizer_folder)
@@ -200,7 +198,7 @@ def test_distinct_usable_prompts(write_rows):
     expected = [("A", "first", 2, False), ("B", None, 1, False)]
     assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == expected
     source = Files(write_rows(rows[1:2], "none.jsonl"), write_rows(rows[1:2], "v.jsonl"))
-    with pytest.raises(UserError, match=r"No training pair of none\.jsonl has a prompt that can be used"):
+    with pytest.raises(UserError, match=r"No training pair of none\.jsonl has a usable prompt"):
         augment(source, "out.parquet", Rules())
 
 
@@ -278,7 +276,7 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     rewriter = BackTranslation(*translators, batch_size=4, num_beams=1)
     augment(source, str(output), rewriter)
     total = stored(answers)
-    assert f"{done} of {total} different pieces were there from an earlier run." in capsys.readouterr().out
+    assert f"{done} of {total} distinct pieces were stored by an earlier run." in capsys.readouterr().out
     assert done < total
 
     whole = tmp_path / "whole.parquet"

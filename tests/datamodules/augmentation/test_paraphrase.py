@@ -72,7 +72,7 @@ def test_the_tool(server, write_rows, tmp_path, capsys):
     assert len(server.requests) == 5
     main(arguments)
     assert len(server.requests) == 5
-    assert "5 of 5 different pieces were there from an earlier run" in capsys.readouterr().err
+    assert "5 of 5 distinct pieces were stored by an earlier run" in capsys.readouterr().err
     main([*arguments, "--rewriter.instruction", "Say it again."])
     assert len(server.requests) == 10
     assert server.requests[-1]["messages"][0]["content"] == "Say it again."
@@ -81,7 +81,7 @@ def test_the_tool(server, write_rows, tmp_path, capsys):
 def test_nothing_worded_differently_is_an_error(server, paraphrase, write_rows, tmp_path):
     train = write_rows([{"prompt": "the sea was cut", "chosen": " a", "rejected": " b"}])
     server.script = ["cut short"]
-    said = rf"paraphrase worded none of 1 pieces differently \(mostly: {CUT}\)"
+    said = rf"paraphrase changed none of 1 pieces \(mostly: {CUT}\)"
     with pytest.raises(UserError, match=said):
         augment(Files(train), str(tmp_path / "out.parquet"), paraphrase)
     assert not (tmp_path / "out.parquet").exists()

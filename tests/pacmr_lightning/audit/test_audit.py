@@ -84,7 +84,7 @@ def test_files(run, capsys):
     assert "have in common</h2>" in page and "<h2>By category</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     shown = capsys.readouterr().out
-    assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
+    assert "weight" in shown and "noise_rate 0.3" in shown and "Estimated noise rate" in shown
     assert not list(run.rglob("*.partial"))
 
 
@@ -161,7 +161,7 @@ def test_first_visits(run):
     np.testing.assert_array_equal(table.loc[others.index, "first_visit_u"], others)
     assert table["first_visit_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
-    assert methods[0] == "u at the first visit" and "u" in methods
+    assert methods[0] == "pre-update u" and "u" in methods
     assert "before it learned from it" in (run / "audit/report.html").read_text()
     part.unlink()
     with pytest.raises(UserError, match="WeightRecorder"):
@@ -188,7 +188,7 @@ def test_who_judges_by_default(run, capsys, side, judge):
     audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
     said = " ".join(capsys.readouterr().out.split())
-    assert f"Judged by {judge}: of labels" in said and f"with {50 + side * 50}% (signed ranks" in said
+    assert f"Scorer: {judge}. Agreement with" in said and f"each pair {50 + side * 50}% (signed ranks" in said
 
 
 def test_micro_batches_of_a_loaded_run(run):
@@ -358,7 +358,10 @@ def test_cleaned(action, run, tmp_path, capsys, three_suspects):
     for name in ("id", "chosen", "rejected", "annotator"):
         assert [row[name] for row in found] == [row[name] for row in expected]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "3 suspect labels" in shown and "without noise options" in shown
+    assert (
+        f"3 labels {'swapped' if action == 'flip' else 'dropped'}" in shown
+        and "without noise options" in shown
+    )
 
 
 # Of what TRL calls by old names.
@@ -407,12 +410,12 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
     assert str(run.parent) not in card.content and card.data.license is None
     text = " ".join(card.text.split())
     for expected in (
-        f"The file has {PAIRS - 3} rows. Of {PAIRS} audited pairs 3 are suspect",
-        "3 pairs were left out, and of 0 chosen and rejected have changed places. The labels before were",
+        f"The file has {PAIRS - 3} rows. Of {PAIRS} audited pairs 3 are suspected label errors",
+        "3 pairs were dropped, and 0 labels swapped. The labels before include the noise",
         "above 0.6 by weight",
-        "Expected share of wrong labels before: ",
+        "Estimated noise rate before: ",
         "pacmr audit run --threshold 0.6 --cleaned clean.jsonl --action drop",
-        "- `rejected`: the other one",
+        "- `rejected`: the other response",
         f"pacmr-lightning {version('pacmr-lightning')}",
     ):
         assert expected in text, expected
@@ -444,11 +447,11 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),
         ("--cleaned a.parquet --action drop", "ending in"),
         ("--micro_batch_size 0", "micro_batch_size is 0"),
-        ("--beta 1", "/run is a run, which says that itself; leave it out"),
+        ("--beta 1", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
-        ("--sample -1", "sample is -1, but it is a number of pairs"),
+        ("--sample -1", "sample is -1, but it must be 0 or more"),
         ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
-        ("--decisions {strange}", "decides on the pair 'nobody', which is no training pair here"),
+        ("--decisions {strange}", "has a decision on 'nobody', which is no training pair here"),
         ("--decisions {run}/config.yaml", "line 1 is not JSON"),
         ("--label_studio tasks.csv", "label_studio is tasks.csv, but tasks are written to a file"),
         (

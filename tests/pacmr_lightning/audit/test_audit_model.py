@@ -64,7 +64,7 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     exchanged = [b["chosen"] != a["chosen"] for b, a in zip(before, after, strict=True)]
     assert sum(exchanged) == len(suspects)
     page = Path("found/report.html").read_text()
-    assert "was trained elsewhere" in page and "so the share is likely to be higher" in page
+    assert "Scores are u of" in page and "so the noise rate is likely to be higher" in page
 
 
 def test_before_any_training(finished, run, monkeypatch, tmp_path):
@@ -116,14 +116,14 @@ PROBE = {"scorer": "probe"}
 @pytest.mark.parametrize(
     ("policy", "changed", "said"),
     [
-        ("whole", {}, "policy is whole, which is no adapter that names its base model"),
-        ("adapter", {**PROBE, "reference": "whole", "beta": None}, "reference is whole, but a probe"),
-        ("adapter", PROBE, "beta is 1.0, but a probe compares a model with none"),
+        ("whole", {}, "whole is a whole model, not an adapter, so its reference is unknown"),
+        ("adapter", {**PROBE, "reference": "whole", "beta": None}, "reference is whole, but a linear probe"),
+        ("adapter", PROBE, "beta is 1.0, but a linear probe has no reference and no beta"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
-        ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
+        ("nowhere", {"reference": "nowhere/x/y"}, "folder nowhere/x/y does not exist"),
     ],
 )
 def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
@@ -158,7 +158,7 @@ def test_a_name_that_is_no_file_is_a_dataset():
 def test_from_python(finished, train_file, tmp_path):
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
-    assert found.noise_rate == 0.3 and found.statement == "Expected share of wrong labels: 30.0%, as given."
+    assert found.noise_rate == 0.3 and found.statement == "Estimated noise rate: 30.0%, as given."
     pd.testing.assert_frame_equal(
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
     )

@@ -20,7 +20,7 @@ from ...conftest import read_lines, write_lines
 from .test_findings import frame
 
 N, SAMPLE = 1500, 60
-SURE = {"keep": 0.0, "exchange": 1.0}
+SURE = {"keep": 0.0, "swap": 1.0}
 
 
 def row_of(i):
@@ -38,8 +38,7 @@ class Audit:
         self.source = Files(write_lines(folder / "pairs.jsonl", map(row_of, range(N))))
         drawn = random_sample(self.pairs["id"].tolist(), SAMPLE)
         self.drawn = [
-            {"id": name, "decision": "exchange" if self.wrong[name] else "keep", "sample": True}
-            for name in drawn
+            {"id": name, "decision": "swap" if self.wrong[name] else "keep", "sample": True} for name in drawn
         ]
 
     def __call__(self, top=5, **options):
@@ -66,7 +65,7 @@ def plain(audit):
 def test_a_sample_tells_the_share(audit, plain, capsys):
     assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
     # Suspects that were picked are all wrong, and must not count.
-    picked = [{"id": name, "decision": "exchange"} for name in plain.index[plain["flipped"]][:200]]
+    picked = [{"id": name, "decision": "swap"} for name in plain.index[plain["flipped"]][:200]]
     known = {row["id"] for row in audit.drawn}
     rows = [*audit.drawn, *(row for row in picked if row["id"] not in known)]
     capsys.readouterr()
@@ -97,7 +96,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_a_sample_that_disagrees(audit, capsys):
-    rows = [row | {"decision": "exchange" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
+    rows = [row | {"decision": "swap" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
     audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
     said = " ".join(capsys.readouterr().out.split())
     assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
@@ -107,7 +106,7 @@ def test_a_sample_that_disagrees(audit, capsys):
 def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
     asked, rate = [], noise_rate.estimate_noise_rate
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", lambda *of: asked.append(of) or rate(*of))
-    wrong = next(row for row in audit.drawn if row["decision"] == "exchange")
+    wrong = next(row for row in audit.drawn if row["decision"] == "swap")
     table = audit(decisions=audit.decide("one.jsonl", [wrong]))
     assert "These are too few to tell the audit a share." in " ".join(capsys.readouterr().out.split())
     assert len(asked) == 1
@@ -119,12 +118,12 @@ def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
 def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     suspects = plain.index[plain["suggested"] == "flip"].tolist()
     others = plain.index[plain["suggested"] == "keep"].tolist()
-    words = ("keep", "exchange", "drop", "unsure")
+    words = ("keep", "swap", "drop", "unsure")
     decided = {names[i]: word for names in (suspects, others) for i, word in enumerate(words)}
     path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
     cleaned = audit.folder / "cleaned.jsonl"
     audit(decisions=path, cleaned=str(cleaned), action=action)
-    done = dict.fromkeys(suspects if action else (), "drop" if action == "drop" else "exchange")
+    done = dict.fromkeys(suspects if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []
     for i in range(N):
@@ -133,7 +132,7 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
         if word == "drop":
             continue
         # As trained, the noise has exchanged the wrong ones.
-        swap = audit.wrong[row["id"]] != (word == "exchange")
+        swap = audit.wrong[row["id"]] != (word == "swap")
         sides = (row["rejected"], row["chosen"]) if swap else (row["chosen"], row["rejected"])
         expected.append((row["id"], *sides))
     assert [(row["id"], row["chosen"], row["rejected"]) for row in read_lines(cleaned)] == expected
@@ -141,7 +140,7 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
 
 def test_weights_of_decided_pairs(audit, make_batch):
     names = audit.pairs["id"][:4].tolist()
-    words = dict(zip(names, ("keep", "exchange", "drop", "unsure"), strict=True))
+    words = dict(zip(names, ("keep", "swap", "drop", "unsure"), strict=True))
     table = audit(decisions=audit.decide("w.jsonl", [{"id": n, "decision": w} for n, w in words.items()]))
     batch, zeros = make_batch(4), torch.zeros(4)
     assert batch.ids == names

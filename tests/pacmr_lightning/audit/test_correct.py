@@ -121,7 +121,7 @@ def test_each_round_learns_from_what_the_last_was_surest_of(corrected, first):
         mixture = fit_mixture(d)
         kept, exchanged = selection(d, mixture.alpha, number * PAIRS // 10)
         row = table.iloc[number - 1]
-        assert row["kept"] + row["exchanged"] == (number - 1) * PAIRS // 10 == len(expected) - CLEAN
+        assert row["kept"] + row["swapped"] == (number - 1) * PAIRS // 10 == len(expected) - CLEAN
         assert row["changed"] == (d >= mixture.threshold).sum()
         np.testing.assert_allclose(row[["mu", "sigma", "alpha"]].astype(float), [*vars(mixture).values()][:3])
         expected = list(texts)
@@ -170,8 +170,8 @@ def test_what_is_done_is_not_done_again(corrected, first, capsys):
     seen = {path: path.stat().st_mtime_ns for path in corrected.rglob("*.ckpt")}
     cli.main(["correct", str(first), *OPTIONS])
     said = capsys.readouterr()
-    result = said.out[: said.out.index("Share of wrong labels:")].split()
-    assert result[:2] == ["round", "kept"] and "taken" in result, "which is all that stands before it"
+    result = said.out[: said.out.index("Estimated noise rate: ")].split()
+    assert result[:2] == ["round", "kept"] and "used" in result, "which is all that stands before it"
     assert "by the audit of the first run" in said.out and "mwn-corrected" in said.out
     assert "Round 1 of" not in said.err and "wall time: " in said.err and len(seen) > COUNT
     assert seen == {path: path.stat().st_mtime_ns for path in corrected.rglob("*.ckpt")}
@@ -186,10 +186,10 @@ def test_what_is_done_is_not_done_again(corrected, first, capsys):
         ),
         (["{run}", "--rounds.count", "0"], "rounds.count is 0, but it must be above 0"),
         (["{run}", "--rounds.share", "0.5"], "rounds.share is 0.5, but the last of 6 rounds would then"),
-        (["{run}", "--rounds.share", "0.001"], "which is none of 160 training pairs"),
+        (["{run}", "--rounds.share", "0.001"], "less than one of 160 training pairs"),
         (["{run}", "--cleaned", "{train}"], "which is the run's own data; name another file"),
-        (["{run}", "--output", "{done}"], "holds a second pass with rounds.count 2 already"),
-        (["{plain}"], "has no clean pairs, which PerpCorrect starts from; give some"),
+        (["{run}", "--output", "{done}"], "already holds a second pass with rounds.count 2;"),
+        (["{plain}"], "has no clean pairs, which PerpCorrect needs; give some"),
     ],
 )
 def test_bad_input(words, message, corrected, first, tmp_path, capsys):
@@ -206,13 +206,13 @@ def test_bad_input(words, message, corrected, first, tmp_path, capsys):
 def test_what_is_said_of_the_rounds(corrected, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = pd.read_csv(corrected / "rounds.csv", keep_default_na=False)
-    table.loc[~table["best"], "problem"] = "takes 80% of the labels for wrong"
+    table.loc[~table["best"], "problem"] = "has a noise rate of 80%"
     _show(table, PAIRS, corrected)
     said = capsys.readouterr().out
-    assert "taken" in said and said.count("takes 80%") == COUNT - 1 and "goes on all the same" not in said
+    assert "used" in said and said.count("noise rate of 80%") == COUNT - 1 and "such a fit can be" not in said
     table.loc[table["best"], ["alpha", "separation"]] = 0.89, 0.86
     _show(table, PAIRS, corrected)
-    assert "89.0% of the labels are right as they are and 86.0% once corrected" in capsys.readouterr().out
+    assert "89.0% of the labels are right as they are and 86.0% after correction" in capsys.readouterr().out
 
 
 def test_rounds_that_tell_nothing(corrected):

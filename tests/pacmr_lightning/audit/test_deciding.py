@@ -68,7 +68,7 @@ def test_by_key(page, listed, tmp_path):
     assert page.value(CURRENT) == 0 and page.value(DECIDED) == [None] * 5, "shown first, then decided on"
     page.press("x", "k", "p", "p", "n", "U", "d")
     # The second was decided on again, and then the third was the next without a decision.
-    assert page.value(DECIDED) == ["exchange", "unsure", "drop", None, None] and page.value(CURRENT) == 3
+    assert page.value(DECIDED) == ["swap", "unsure", "drop", None, None] and page.value(CURRENT) == 3
     top, bottom = page.value(
         "(r => [r.top, r.bottom])(document.querySelector('[aria-current]').getBoundingClientRect())"
     )
@@ -84,7 +84,7 @@ def test_by_key(page, listed, tmp_path):
     assert page.value(DECIDED)[2] is None and page.value(CURRENT) == 2, "out of view: shown again first"
     page.press("k")
     found = read_decisions(str(saved(page, tmp_path)))
-    assert found.words == dict(zip(ids, ("exchange", "unsure", "keep"), strict=False))
+    assert found.words == dict(zip(ids, ("swap", "unsure", "keep"), strict=False))
     assert found.observed == {name: observed[name] for name in ids[:3]}
     assert found.sample == set(ids[:2])
     assert "3 decisions are in decisions.jsonl" in page.value(SAID)
@@ -95,9 +95,9 @@ def test_by_key(page, listed, tmp_path):
 
 def test_by_click(page):
     page.click("article:nth-of-type(4) .decide button:nth-of-type(2)")
-    assert page.value(DECIDED) == [None, None, None, "exchange", None] and page.value(CURRENT) == 3
+    assert page.value(DECIDED) == [None, None, None, "swap", None] and page.value(CURRENT) == 3
     pressed = "document.querySelectorAll('article')[3].querySelector('[aria-pressed=true]').textContent"
-    assert page.value(pressed) == "X exchange"
+    assert page.value(pressed) == "X swap"
     page.click(".next")
     assert page.value(CURRENT) == 4
     page.press("k")
@@ -108,7 +108,7 @@ def test_the_browser_keeps_them(page, listed, tmp_path):
     path, ids, _ = listed
     page.press("k", "x", "x")
     page.open(path.as_uri())
-    assert page.value(DECIDED) == ["exchange", "exchange", None, None, None]
+    assert page.value(DECIDED) == ["swap", "swap", None, None, None]
     text = path.read_text(encoding="utf-8")
     key = page.value("document.body.dataset.labels")
     other = tmp_path / "other.html"
@@ -119,8 +119,8 @@ def test_the_browser_keeps_them(page, listed, tmp_path):
     fewer = tmp_path / "fewer.html"
     fewer.write_text(text[:start] + text[end:], encoding="utf-8")
     page.open(fewer.as_uri())
-    assert page.value(DECIDED) == ["exchange", None, None, None]
-    assert read_decisions(str(saved(page, tmp_path))).words == {ids[0]: "exchange", ids[1]: "exchange"}
+    assert page.value(DECIDED) == ["swap", None, None, None]
+    assert read_decisions(str(saved(page, tmp_path))).words == {ids[0]: "swap", ids[1]: "swap"}
 
 
 def test_where_storage_is_refused(page, listed, tmp_path):
@@ -129,7 +129,7 @@ def test_where_storage_is_refused(page, listed, tmp_path):
     page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
     assert "keeps nothing" in page.value(SAID)
     page.press("k", "k", "x")
-    assert page.value(DECIDED)[:2] == ["keep", "exchange"]
+    assert page.value(DECIDED)[:2] == ["keep", "swap"]
     assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
 
 

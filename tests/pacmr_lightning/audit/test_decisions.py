@@ -76,25 +76,25 @@ A = '{"id": "a", "decision": "keep"'
         ("", "has no decision; make some on the report's page"),
         ("id,decision\na,keep\n", "line 1 is not JSON (Expecting value at column 1)"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
-        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, exchange, "),
-        ("[" * 100_000, "is no JSON that can be read"),
+        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, swap, "),
+        ("[" * 100_000, "is not valid JSON"),
         ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 cannot be read (Exceeds the limit"),
         (
             f'{A}, "observed": "chosen"}}\n{A}, "observed": "rejected"}}\n',
-            "line 2 decides on the pair 'a' as labelled rejected, and an earlier one as labelled chosen",
+            "line 2 has observed rejected for the pair 'a', and an earlier one chosen; give",
         ),
         (
             f"{A}}}\n\n{A.replace('keep', 'drop')}}}\n",
-            "line 3 decides on the pair 'a' as drop, and an earlier one as keep; leave one of them",
+            "line 3 has drop for the pair 'a', and an earlier one keep; remove one of them",
         ),
         (f'{A}, "observed": "left"}}\n', "has observed 'left' and sample False"),
         (f'{A}, "sample": "yes"}}\n', "sample 'yes'; observed is chosen or"),
         ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
         ("[3]", "task 1 has no data.pair"),
-        ("[", "is no JSON that can be read (Expecting value: line 1 column 2 (char 1)); export it"),
+        ("[", "is not valid JSON (Expecting value: line 1 column 2 (char 1)); export it"),
         (
-            "".join(f'{{"id": "{i}", "decision": "exchange", "sample": true}}\n' for i in range(6)),
-            "holds 6 of 6 random labels wrong, but an audit takes less than half",
+            "".join(f'{{"id": "{i}", "decision": "swap", "sample": true}}\n' for i in range(6)),
+            "marks 6 of 6 random labels wrong, but an audit needs a noise rate below",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_files_that_are_none(text, message, tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"There is no file .* of decisions; pacmr audit writes report.html"):
+    with pytest.raises(UserError, match=r"There is no file .*; make decisions on the report.html"):
         read_decisions(str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="is not UTF-8 text"):
@@ -134,7 +134,7 @@ def test_label_studio_and_back(tmp_path):
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
     relation = {"type": "relation", "from_id": "x", "to_id": "y", "direction": "right"}
     annotations = [
-        [annotation("exchange")],
+        [annotation("swap")],
         [annotation("keep"), annotation("keep")],
         [annotation("keep", was_cancelled=True)],
         [annotation(), annotation(result=[other, relation])],
@@ -146,11 +146,11 @@ def test_label_studio_and_back(tmp_path):
     ]
     (tmp_path / "export.json").write_text(json.dumps(export))
     found = read_decisions(str(tmp_path / "export.json"))
-    assert found.words == {"p0": "exchange", "p1": "keep"} and found.sample == {"p0"}
+    assert found.words == {"p0": "swap", "p1": "keep"} and found.sample == {"p0"}
     assert found.observed == {"p0": "rejected", "p1": "rejected"}
     export[0]["annotations"].append(annotation("keep"))
     (tmp_path / "export.json").write_text(json.dumps(export))
-    with pytest.raises(UserError, match=r"task 1 decides on the pair 'p0' as keep, and an earlier one as "):
+    with pytest.raises(UserError, match=r"task 1 has keep for the pair 'p0', and an earlier one "):
         read_decisions(str(tmp_path / "export.json"))
 
 

@@ -105,7 +105,7 @@ def test_order_small_groups_and_nobody():
         assert unknown["expected"].isna().all() and unknown["pairs"].sum() == 4000
 
 
-def test_labels_that_were_learned_by_heart():
+def test_labels_that_were_learned_memorised():
     """One annotator guesses and one never errs; a policy that agrees with both cannot tell them apart."""
     table, pairs = world([0.0, 0.499], [1500, 1500])
     u, _, prompts = scores(3000, 0.03, spread=2.0, seed=7)

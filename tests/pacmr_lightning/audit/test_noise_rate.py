@@ -241,7 +241,7 @@ def test_residuals_by_hand():
 
 def test_in_words():
     symmetric = estimate_noise_rate(*labelled_world("symmetric", 0), resamples=5)
-    assert "do not contradict" in fit_in_words(symmetric) and "rule of thumb" in fit_in_words(symmetric)
+    assert "do not contradict" in fit_in_words(symmetric) and "shortcut" in fit_in_words(symmetric)
     ties = estimate_noise_rate(*labelled_world("near ties", 0), resamples=5)
     assert "contradict the curve" in fit_in_words(ties) and "near ties" in fit_in_words(ties)
     told = fit_in_words(estimate_noise_rate(*labelled_world("rule", 0), known=0.3, resamples=5))

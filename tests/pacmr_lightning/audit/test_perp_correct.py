@@ -69,7 +69,7 @@ def test_the_posterior_is_that_of_bayes():
 
 def test_fits_that_say_nothing_are_named():
     assert "misses the distribution" in fit_mixture(np.random.default_rng(0).exponential(size=5000)).problem
-    assert fit_mixture(drawn(-1.0, 0.5, 0.2)[0]).problem == "takes 80% of the labels for wrong"
+    assert fit_mixture(drawn(-1.0, 0.5, 0.2)[0]).problem == "has a noise rate of 80%"
     # The two kinds overlap so far that the best threshold between their means is worse than none by this fit,
     # which often is wrong about that.
     close = SymmetricMixture(-0.3, 1.0, 0.8, 0.0)
@@ -78,7 +78,7 @@ def test_fits_that_say_nothing_are_named():
 
 @pytest.mark.parametrize("values", [np.zeros(50), np.array([0.1, np.nan, 0.2])])
 def test_values_that_cannot_be_fitted(values):
-    with pytest.raises(UserError, match="so they say nothing of labels; train the rounds with another"):
+    with pytest.raises(UserError, match="so labels cannot be corrected; train the rounds with another"):
         fit_mixture(values)
 
 

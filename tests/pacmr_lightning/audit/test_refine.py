@@ -109,7 +109,7 @@ def test_labels_that_follow_a_rule(finished, tmp_path, capsys):
     refine(str(run))
     traits = pd.read_csv(tmp_path / "run-refined" / "audit" / "suspect_traits.csv")
     assert traits.loc[traits["rule"], "kind"].tolist() == ["length"]
-    assert "Most labels follow a rule (length), which the policy learns" in capsys.readouterr().err
+    assert "Most labels follow a shortcut (length), which a second pass" in capsys.readouterr().err
 
 
 def test_going_on(refined, tmp_path, capsys):
@@ -125,7 +125,7 @@ def test_going_on(refined, tmp_path, capsys):
     refine(str(run))
     assert seen == (table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns)
     said = capsys.readouterr()
-    assert "first-refined" in said.out and "follow a rule" not in said.err
+    assert "first-refined" in said.out and "follow a shortcut" not in said.err
 
     (second / "summary.json").unlink()
     shutil.rmtree(second / "checkpoints")
@@ -141,12 +141,12 @@ def test_going_on(refined, tmp_path, capsys):
     refine(str(run))
     assert json.loads((second / "summary.json").read_text())["steps"] == again["steps"]
 
-    with pytest.raises(UserError, match="holds a second pass with labels soft already; name another with"):
+    with pytest.raises(UserError, match="already holds a second pass with labels soft; name another with"):
         refine(str(run), labels="drop")
 
     last = run / "checkpoints" / "last.ckpt"
     torch.save(torch.load(last, weights_only=True) | {"trained": "again"}, last)
-    with pytest.raises(UserError, match=r"holds a second pass with checkpoint last \(.*\) already"):
+    with pytest.raises(UserError, match=r"already holds a second pass with checkpoint last \(.*\);"):
         refine(str(run))
 
 
@@ -171,7 +171,7 @@ def test_decisions_by_hand(first):
     rows = [
         {
             "id": name,
-            "decision": "exchange" if truth[name] else "keep",
+            "decision": "swap" if truth[name] else "keep",
             "observed": "rejected" if truth[name] else "chosen",
             "sample": True,
         }
@@ -186,7 +186,7 @@ def test_decisions_by_hand(first):
     assert weights[read].tolist() == [1 - truth[name] for name in read]
     assert not weights.drop(read).isin([0, 1]).any()
     path.write_text(path.read_text().replace("keep", "unsure"))
-    with pytest.raises(UserError, match=r"holds a second pass with decisions .* already; name another with"):
+    with pytest.raises(UserError, match=r"already holds a second pass with decisions .*; name another with"):
         refine(str(first), decisions=str(path), labels="weights")
 
 
@@ -318,7 +318,7 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
         return replace(estimate_noise_rate(*asked, **options), separates=False)
 
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", coin_flips)
-    with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --share 0\.45"):
+    with pytest.raises(UserError, match=r"Random labels would fit the scores of policy .* --share 0\.45"):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
     assert "--share where you know it, --share 0.45 where you do not" in printed
@@ -332,21 +332,21 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     ("words", "message"),
     [
         (["nowhere"], "nowhere/config.yaml does not exist; name the folder of a run"),
-        (["{run}", "--share", "0.7"], "share is 0.7, but the share of wrong labels is above 0 and below 0.5"),
+        (["{run}", "--share", "0.7"], "share is 0.7, but a noise rate is above 0 and below 0.5"),
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
-        (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
-        (["{run}", "--labels", "easiest"], "scorer is not given, but what is easy is asked of policies that"),
+        (["{run}", "--output", "{run}"], "already holds another run; name another with --output"),
+        (["{run}", "--labels", "easiest"], "scorer is not given, but labels easiest needs cross-fitted u"),
         (
             ["{run}", "--labels", "easiest", "--easiest", "1.5", "--scorer", "dpo"],
             "easiest is 1.5, but it is",
         ),
         (
             ["{run}", "--labels", "easiest", "--scorer", "dpo", "--decisions", "decisions.jsonl"],
-            "labels is easiest, which goes by difficulty",
+            "labels is easiest, which does not use them",
         ),
         (["{run}", "--beta", "-1"], "beta is -1.0, but it must be above 0"),
-        (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which has no use for it"),
+        (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which does not use it"),
         (["{run}", "--scorer", "vnet"], "scorer is vnet, but the weights of Unweighted say nothing"),
     ],
 )
@@ -379,10 +379,10 @@ def test_nothing_to_say():
 def test_too_far():
     (said,) = doubts(FIRST, changed(kl=51.14))
     assert said.startswith(
-        "Its responses are 51.1 nats from the reference (the first run's: 9.4), which is far:"
+        "The second pass has a high KL to the reference, 51.1 nats (the first run's: 9.4):"
     )
     (said,) = doubts(changed(metrics={}), changed(kl=51.14))
-    assert said.startswith("Its responses are 51.1 nats from the reference, which is far: read some")
+    assert said.startswith("The second pass has a high KL to the reference, 51.1 nats: read some")
 
 
 @pytest.mark.parametrize(("after", "pairs", "said"), [(0.469, 143, 1), (0.5, 143, 0), (0.5, 1000, 1)])
@@ -390,7 +390,7 @@ def test_fewer_labels(after, pairs, said):
     """Beyond two standard errors of the difference of two shares: 0.115 with 143 pairs, 0.044 with 1,000."""
     found = doubts(changed(val_pairs=pairs), changed(val_accuracy=after, val_pairs=pairs))
     assert len(found) == said
-    assert not said or f"{after:.3f} of {pairs:,} and not 0.594, beyond chance: read some of its" in found[0]
+    assert not said or f"{after:.3f} against 0.594 on {pairs:,} pairs: read some of its" in found[0]
 
 
 def test_after_the_comparison(tmp_path, capsys):

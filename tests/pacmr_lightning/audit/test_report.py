@@ -97,7 +97,7 @@ def test_hostile_text_is_text(page):
 
 
 def test_what_the_sample_does_not_say(page):
-    sample, _, suspects = page.partition("<h2>A random sample</h2>")[2].partition("most suspect labels")
+    sample, _, suspects = page.partition("<h2>A random sample</h2>")[2].partition("most suspected labels")
     assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspects
     for told in ("P(wrong)", "suggestion", "weight", "the label is"):
         assert told not in sample and told in suspects
@@ -122,7 +122,8 @@ def test_what_it_says():
     known = html_report(found, "runs/a", {}, [], nothing)
     said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
     assert said == verdict(found) and known.index(said) < known.index("<details>") < known.index("AUROC")
-    assert f"{found.suspects:,} are suspect" in said and f"{found.rate.rate:.1%} (95% interval " in said
+    assert f"{found.suspects:,} of {len(found.pairs):,} labels are suspected errors" in said
+    assert f"Estimated noise rate: {found.rate.rate:.1%} (95% interval " in said
     assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 3,000" in said
     told = find_with(pairs, "dpo", 0.3)
     assert verdict(told).startswith("30.0% of the 3,000 labels are taken to be wrong")
@@ -133,7 +134,7 @@ def test_what_it_says():
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
     assert (
-        "cannot be told from these scores, so none is suspect" in clean
+        "cannot be estimated from the scores, so there are no suspected" in clean
         and "not identified" in clean
         and "there is no threshold" in clean
     )

@@ -92,7 +92,8 @@ def test_a_planted_word():
     assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
     first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
     share = f"{lacks[suspect & there].mean():.0%}"
-    assert f"lacks the word “golden” in {share} of the {row['suspects']} suspects" in first
+    assert f"Of the {row['suspects']} suspects where only one response has it, " in first
+    assert f"the chosen response lacks the word “golden” in {share}, against" in first
     assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in last
 
 
@@ -108,9 +109,9 @@ def test_a_rule_that_labels_follow():
     assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
     given = estimate_noise_rate(*scores(2000, 0.3)[::2], 0.3, 2)
     rule, meaning = rules_in_words(table, given)
-    assert f"of {there.sum():,} pairs where one response has it" in rule and "with the word “golden”" in rule
-    assert "30% wrong labels that are independent of the pair would leave at most 70%" in rule
-    assert "rule of thumb" in meaning
+    assert f"of {there.sum():,} pairs where only one response has it, the response with the word" in rule
+    assert "a noise rate of 30% that is independent of the pair would leave at most 70%" in rule
+    assert "shortcut" in meaning
     assert len(rules_in_words(table[table["trait"] != "golden"], given)) == 0
     turned = traits(pairs, rejected, chosen)
     assert "the response without the word “golden” is the chosen one in" in rules_in_words(turned, given)[0]
@@ -160,8 +161,8 @@ def test_a_planted_annotator():
         {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
     )
     [shown] = traits_in_words(table, groups, "suspects")
-    assert "of the suspects are of annotator a7, against" in shown
-    assert "41% of its labels are expected to be wrong (95% interval 35% to 47%)" in shown
+    assert "of the suspects have the annotator a7, against" in shown
+    assert "its noise rate is 41% (95% interval 35% to 47%)" in shown
 
 
 def test_interval_covers():

@@ -17,7 +17,7 @@ from ...conftest import fails
     ("error", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"), "(2.50 GiB more"),
-        (MemoryError(), "Out of memory; take fewer pairs at a time"),
+        (MemoryError(), "Out of memory; lower micro_batch_size"),
     ],
 )
 def test_out_of_memory(error, said, capsys, monkeypatch):
@@ -34,7 +34,7 @@ def test_the_machine_s_memory():
     """What torch really raises there; no other RuntimeError is taken for it."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert "bytes more were wanted" in str(out_of_memory(caught.value))
+    assert "bytes requested" in str(out_of_memory(caught.value))
     wrapped = ValueError("a hook failed")
     wrapped.__cause__ = RuntimeError("CUDA error: out of memory")
     assert "Out of memory; take fewer" in str(out_of_memory(wrapped))

@@ -45,14 +45,14 @@ SHORT = {
 }
 TRAINER = """
 VNET --model.weighting.outer.tau 0.4
-    model.weighting.outer.tau: got 0.4, but its class is not named before it; it is an option of
+    model.weighting.outer.tau: got 0.4, but its class must come first; it is an option of
     PromptAugmentationConsistency.
 VNET PAC --model.weighting.outer.tau x
     model.weighting.outer.tau: expected a float, but got x.
 VNET --model.weighting.estimator CentralDifference --model.weighting.estimator.epsilom 1
     model.weighting.estimator.epsilom: CentralDifference has no such option; did you mean epsilon?
 --model.weighting.evry 1
-    model.weighting.evry: got 1, but its class is not named before it; choose one of AuditedWeights,
+    model.weighting.evry: got 1, but its class must come first; choose one of AuditedWeights,
     DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting, or give
     an import path.
 --model.weighting 3
@@ -63,7 +63,7 @@ VNET --model.weighting.outer DPO
     model.weighting.outer: there is no class DPO; choose one of CleanPreference,
     PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
 --model.objective '{class_path: DPO, beta: 1}'
-    model.objective: beside class_path a class has only init_args, which hold its options, but got
+    model.objective: beside class_path a class has only init_args, with its options, but got
     {'class_path': 'DPO', 'beta': 1}.
 --model.objective '{class_path: DPO, init_args: {beta: x}}'
     model.objective.beta: expected a float, but got x.
@@ -103,7 +103,7 @@ VNET --model.weighting.outer DPO
 --trainer.limit_val_batches x
     trainer.limit_val_batches: expected an int, a float or null, but got x.
 --trainer.max 3
-    --trainer.max: there is no such option; did you mean --trainer.max_epochs, --trainer.max_steps or
+    --trainer.max: unknown option; did you mean --trainer.max_epochs, --trainer.max_steps or
     --trainer.max_time?
 --trainer.callbacks '[{class_path: WeightRecordr}]'
     trainer.callbacks: there is no class WeightRecordr; did you mean WeightRecorder?
@@ -116,9 +116,9 @@ VNET --model.weighting.outer DPO
 --seed_everything x
     seed_everything: expected true, false or an int, but got x.
 --modl PreferenceModule
-    --modl: there is no such option; did you mean --model?
+    --modl: unknown option; did you mean --model?
 there
-    nothing takes the word there; options start with --, see --help.
+    unexpected word there; options start with --, see --help.
 --trainer 3
     trainer: expected options with their values, as in YAML, but got 3.
 """
@@ -130,9 +130,9 @@ fit --model PreferenceModule
 validate --verbose x
     verbose: expected true or false, but got x.
 validate --ckpt_pat x
-    --ckpt_pat: there is no such option; did you mean --ckpt_path?
+    --ckpt_pat: unknown option; did you mean --ckpt_path?
 predict --generation.outpt x
-    --generation.outpt: there is no such option; did you mean
+    --generation.outpt: unknown option; did you mean
 memory --rank x
     rank: expected an int, but got x.
 memory --devices '[1, x]'
@@ -148,25 +148,25 @@ generate
 augment --rewriter Paraphras
     rewriter: there is no class Paraphras; did you mean Paraphrase?
 clean-meta --judge x
-    --judge: there is no such option; did you mean --judges?
+    --judge: unknown option; did you mean --judges?
 compare
     runs: missing;
 compare nowhere --figur x.png
-    --figur: there is no such option; did you mean --figure?
+    --figur: unknown option; did you mean --figure?
 compare nowhere
     nowhere/summary.json does not exist;
 compare file
     file/summary.json does not exist;
 export a b c
-    nothing takes the word c; options start with --, see --help.
+    unexpected word c; options start with --, see --help.
 export a b --dtype int8
     dtype: expected one of 'float32', 'bfloat16', 'float16' or null,
 export a b --merged=x
-    merged: it takes no value, but got x; give it alone.
+    merged: a flag takes no value, but got x; leave the value out.
 sweep a --jobs x
     jobs: expected an int or null, but got x.
 sweep a --dry-run
-    --dry-run: there is no such option; did you mean --dry_run?
+    --dry-run: unknown option; did you mean --dry_run?
 surfaces a --output x.png --step x
     step: expected 'last' or an int, but got x.
 analyze a --split trian
@@ -192,15 +192,15 @@ def test_words_of_the_command_line(arguments, sentence, base, capsys, tmp_path):
 
 CONFIGS = """
 model: a: b
-    bad.yaml: this is no YAML (mapping values are not allowed in this context at line 1,
+    bad.yaml: not valid YAML (mapping values are not allowed in this context at line 1,
 hello
     bad.yaml: expected options with their values, as in YAML, but got hello.
 trainer: 3
     trainer: expected options with their values, as in YAML, but got 3.
 modle: {a: 1}
-    modle.a: there is no such option; did you mean model.a?
+    modle.a: unknown option; did you mean model.a?
 trainer: {max_stepz: 1}
-    trainer.max_stepz: there is no such option; did you mean trainer.max_steps?
+    trainer.max_stepz: unknown option; did you mean trainer.max_steps?
 trainer: {max_steps: x}
     bad.yaml: trainer.max_steps: expected an int, but got x.
 checkpoint: {save_last: so}
@@ -208,7 +208,7 @@ checkpoint: {save_last: so}
 model: 3
     bad.yaml: model: expected a LightningModule or null, but got 3.
 model: {class_path: PreferenceModule, init_arg: {}}
-    bad.yaml: model: beside class_path a class has only init_args, which hold its options.
+    bad.yaml: model: beside class_path a class has only init_args, with its options.
 model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, OUTER}}}
     bad.yaml: model.weighting.outer.tauu: PromptAugmentationConsistency has no such option; did
 trainer: {callbacks: [{class_pat: RunSummary}]}
@@ -221,7 +221,7 @@ OUTER = "init_args: {outer: {class_path: PromptAugmentationConsistency, init_arg
     ("text", "sentence"),
     [
         *texts(CONFIGS.replace("OUTER", OUTER)),
-        ("model: [1,\ntrainer: 3\n", "bad.yaml: this is no YAML ("),
+        ("model: [1,\ntrainer: 3\n", "bad.yaml: not valid YAML ("),
         ("", "bad.yaml: expected options with their values, as in YAML, but got nothing."),
     ],
 )
@@ -265,5 +265,5 @@ def test_what_has_another_shape_is_passed_on():
 
 def test_a_name_before_what_has_none(capsys):
     told = said(capsys, ["audit", "--run", "runs/mine"])
-    assert told == "--run: there is no such option; give run without --run before it."
+    assert told == "--run: unknown option; give run without --run before it."
     assert "did you mean --runs?" not in said(capsys, ["compare", "--rums", "runs/mine"])

@@ -50,7 +50,7 @@ def test_a_name_of_nothing(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", "--config", "methods/pacrm"])
     assert stop.value.code == 2
-    said = "there is no file methods/pacrm (did you mean methods/pacmr?); pacmr configs lists those by name."
+    said = "there is no file methods/pacrm (did you mean methods/pacmr?); pacmr configs lists all."
     assert capsys.readouterr().err == f"pacmr: error: config: {said}\n"
 
 
@@ -92,9 +92,9 @@ def test_copy(name, capsys):
     [
         (
             ["metods/dpo", "x.yaml"],
-            "No config metods/dpo comes with the package (did you mean methods/dpo?); pacmr configs lists",
+            "There is no shipped config metods/dpo (did you mean methods/dpo?); pacmr configs lists",
         ),
-        (["methods/dpo", "there.yaml"], "there.yaml is there already; name another file, or remove it."),
+        (["methods/dpo", "there.yaml"], "file is there.yaml, which exists; name another file, or remove it."),
         (["methods/dpo", "there.yaml/x.yaml"], "The folder there.yaml cannot be made (File exists); name"),
         (["methods/dpo", "x.txt"], "file is x.txt, but a config ends in .yaml."),
         (["methods/dpo"], "file: missing; give it"),

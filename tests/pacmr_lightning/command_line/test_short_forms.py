@@ -94,16 +94,16 @@ def test_the_page(capsys):
         # The three cases of an engineer who comes from TRL.
         (
             "--learning_rate 1e-4",
-            "--learning_rate: there is no such option; did you mean --model.learning_rate?",
+            "--learning_rate: unknown option; did you mean --model.learning_rate?",
         ),
         ("--beta 0.1", "did you mean --model.objective.beta?"),
         ("--source x", "did you mean --data.source?"),
         ("--max_length 5", "did you mean --data.max_length?"),
         ("--num_train_epochs 1", "did you mean --trainer.max_epochs?"),
         ("--model PreferenceModul", "there is no class PreferenceModul; did you mean PreferenceModule?"),
-        ("--model tiny --data p.jsonl", "'tiny'"),
-        ("--model m --data p.jsonl --method pacrm", "there is no method pacrm; did you mean pacmr?"),
-        ("--model m --data p.jsonl --method x", "there is no method x; choose one of aligner, cdpo, dpo,"),
+        ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
+        ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),
+        ("--model m --data p.jsonl --method x", "unknown method x; choose one of aligner, cdpo, dpo,"),
     ],
 )
 def test_proposals(words, said, capsys, tmp_path):

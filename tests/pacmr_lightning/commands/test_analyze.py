@@ -109,8 +109,8 @@ def test_the_table(run, capsys):
     assert cells == ["tiny", "24", f"{row['l1']:.4f}", "0.5", *means]
     notes = " ".join("\n".join(lines[5:]).split())
     assert "trained on flipped labels (noise_rate 0.3)" in notes and "after 3 updates" in notes
-    assert "23 given with the data, 1 by rules" in notes
-    assert "left out, without an augmented prompt: 8 pairs" in notes
+    assert "23 from the data, 1 by rules" in notes
+    assert "without an augmented prompt, excluded: 8 pairs" in notes
     printed = capsys.readouterr().out
     assert all(cell in printed for cell in cells) and "Direction" in printed
     assert (folder / "consistency-train.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

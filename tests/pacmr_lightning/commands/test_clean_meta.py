@@ -117,7 +117,7 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
     server.script = [None, None, "html"]
     clean_meta(pairs, output, [judge(retries=0, concurrency=1)], n=10)
     problem = "the server's answer is no chat completion"
-    assert f"No answer to 1 questions (mostly: {problem})" in capsys.readouterr().out
+    assert f"1 requests failed (mostly: {problem})" in capsys.readouterr().out
     [missing] = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
     assert missing["verdicts"][0]["verdict"] == "none" and not missing["corrected"]
     clean_meta(pairs, output, [judge()], n=10)
@@ -206,10 +206,10 @@ def test_bad_input(pairs, judge, server, tmp_path):
 
     before = sorted(tmp_path.iterdir())
     world = EmbeddedWorld(pairs=4, validation_pairs=1)
-    fails("judges is missing, and nobody else knows which labels of rows.jsonl are wrong", n=3)
+    fails("judges is missing, but rows.jsonl has no gold reward to correct labels with", n=3)
     fails("judges is missing", judges=[], n=3)
     fails(
-        "judges and store have no effect where the source is synthetic",
+        "judges and store have no effect on synthetic benchmark, which has a gold reward",
         world,
         judges=[judge()],
         n=3,

@@ -388,8 +388,8 @@ def test_bad_input(run, trained, tmp_path, capsys):
     out = tmp_path / "out"
     before = sorted(tmp_path.iterdir())
     assert "dtype is float16, but an adapter" in refused([run, out, "--dtype", "float16"], capsys)
-    assert f"{run} is there already and is no empty folder" in refused([run, run], capsys)
-    assert "config.yaml is there already" in refused([run, run / "config.yaml"], capsys)
+    assert f"out is {run}, which exists and is not an empty folder" in refused([run, run], capsys)
+    assert "config.yaml, which exists" in refused([run, run / "config.yaml"], capsys)
     assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)
     assert "cannot be written (File name too long)" in refused([run, tmp_path / ("x" * 300)], capsys)
     config = (run / "config.yaml").read_text()
@@ -449,7 +449,7 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
     )
     first.fill_(torch.nan)
     torch.save(checkpoint, run / LAST)
-    assert "no finite numbers" in refused([run, tmp_path / "out"], capsys)
+    assert "weights that are not finite" in refused([run, tmp_path / "out"], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

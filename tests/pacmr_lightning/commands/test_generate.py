@@ -49,7 +49,7 @@ def test_each_kind_of_prompt(server, endpoint, write_rows, tmp_path, capsys):
     assert [(row["id"], row["prompt"]) for row in rows] == [(row["id"], row["prompt"]) for row in ROWS]
     counts = {"finish_reason": "stop", "prompt_tokens": 100, "response_tokens": 10}
     assert rows[2] == rows[2] | {"response": " You said: What is the sea?"} | counts and len(rows[2]) == 6
-    assert "3 responses of tiny, 0 of them cut." in capsys.readouterr().out
+    assert "3 responses of tiny, 0 of them truncated." in capsys.readouterr().out
     # A second run asks nothing; another limit asks again.
     output.unlink()
     generate(Files(path, path), str(output), endpoint(max_tokens=7, temperature=0.5))
@@ -78,8 +78,8 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
         ("2", "whole", "stop"),
     ]
     said = capsys.readouterr().out
-    assert "2 prompts got no answer (mostly: the server's content filter took the answer away)" in said
-    assert "3 responses of tiny, 1 of them cut." in said
+    assert "2 requests failed (mostly: the server's content filter took the answer away)" in said
+    assert "3 responses of tiny, 1 of them truncated." in said
     generate(Files(path, path), str(output), endpoint(max_tokens=11))
     assert len(server.requests) == 7 and [row["id"] for row in rows_of(output)] == list("01234")
     # The stored reason is kept, and 10 tokens are as many as were allowed.
@@ -107,7 +107,7 @@ def test_bad_input(server, endpoint, write_rows, tmp_path):
         ({"n": 0}, "n is 0, but it must be at least 1"),
         ({"output": str(tmp_path / "out.json")}, "must be a file ending in .jsonl"),
         ({"output": f"{path}/out.jsonl"}, "nothing can be written to"),
-        ({}, "3 prompts got no answer .mostly: .*content filter.*., so there is nothing to write"),
+        ({}, "3 requests failed .mostly: .*content filter.*., so there is nothing to write"),
     ):
         with pytest.raises(UserError, match=message):
             generate(**{"source": source, "output": str(output), "endpoint": endpoint()} | options)

@@ -105,7 +105,7 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert line.split()[4:6] == ["8", "33.3%"]
     assert "mean length of A and B: 9.3 and 9.0 characters" in text
     assert (
-        "33.3% of verdicts flipped" in text and "tokens: 4,800 in, 480 out" in text and "cost: 0.01" in text
+        "33.3% of verdicts changed" in text and "tokens: 4,800 in, 480 out" in text and "cost: 0.01" in text
     )
     with Image.open(tmp_path / "out" / "win-rate.png") as image:
         assert image.width > 900 and len(image.convert("RGB").getcolors(1 << 20)) > 10
@@ -140,7 +140,7 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
     }
     assert (summary["unanswered"], summary["invalid"]) == (1 / 48, 2 / 48)
     said = capsys.readouterr().out
-    assert "no answer to 1 questions (mostly: status 500" in said
+    assert "1 requests failed (mostly: status 500" in said
     cut = "the answer was cut before a verdict; raise max_tokens, now 96"
     assert f"invalid answers: 2 (mostly: {cut})" in said
     # Only the missing one is asked for again.
@@ -171,7 +171,7 @@ def test_empty_and_identical_responses(write, server, tmp_path, capsys):
     assert (summary["empty"], summary["identical"]) == ([2, 1], 2)
     text = capsys.readouterr().out
     assert "empty responses, judged like others: 2 of A, 1 of B" in text
-    assert "2 pairs of identical responses are ties; nobody was asked" in text
+    assert "2 pairs of identical responses are ties, without a judgement" in text
 
 
 def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
@@ -279,10 +279,10 @@ def test_bad_input(files, write, server, tmp_path):
     fails("judge is missing; give --judge EndpointJudge with --judge.task tldr or hh", judge=None)
     fails("seed is -1", seed=-1)
     fails("prompt_price is -1.0", prompt_price=-1.0)
-    fails("only make a cost together", completion_price=1.0)
+    fails("are needed together", completion_price=1.0)
     fails("nowhere.jsonl does not exist", second="nowhere.jsonl")
-    fails(r"a.jsonl and .*a.jsonl hold the same 24 responses", second=files[0])
-    fails(r"a.jsonl and .*copy.jsonl hold the same 24 responses", second=write("copy.jsonl", rows(0)))
+    fails(r"a.jsonl and .*a.jsonl have the same 24 responses", second=files[0])
+    fails(r"a.jsonl and .*copy.jsonl have the same 24 responses", second=write("copy.jsonl", rows(0)))
     fails(r"few.jsonl lacks 4 of the 24 ids of .*a.jsonl", second=write("few.jsonl", rows(1)[:20]))
     fails("b.jsonl, which is a file; name a folder", output=files[1])
     assert not server.requests

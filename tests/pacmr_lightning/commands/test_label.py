@@ -139,4 +139,4 @@ def test_bad_options(files, option, message, capsys):
 
 
 def test_nothing_to_label(files, capsys):
-    assert "no two different responses" in refused(capsys, files=("a.jsonl", "a.jsonl"))
+    assert "no prompt with two different responses" in refused(capsys, files=("a.jsonl", "a.jsonl"))

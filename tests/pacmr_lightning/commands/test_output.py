@@ -20,7 +20,7 @@ METHODS = ("dpo", "cdpo", "ipo", "rdpo", "drdpo", "ropo", "mwn", "pacmr")
 ENDPOINT = ["--endpoint.model", "tiny", "--endpoint.base_url"]
 TABLE = r"( *[─-]+ *\n|.* {2,}.*\n|\n)+"
 """Lines with columns, rules and blanks."""
-AUDITED = TABLE + r"(Expected share of wrong labels by .*\n)+(.*\n)*"
+AUDITED = TABLE + r"(Estimated noise rate by .*\n)+(.*\n)*"
 
 SAY = "talk of a library\n"
 
@@ -133,8 +133,8 @@ TALK = {
     "judge": "Verdicts, summary and figure: ",
     "inspect": "Numbers: numbers.json",
     "augment": "Augmented prompts: augmented.parquet",
-    "analyze": "second wordings: ",
-    "audit": "Report with the most suspected pairs",
+    "analyze": "augmented prompts: ",
+    "audit": "Report: ",
     "compare": "Figure: runs.png",
     "export": "exported is complete",
     "configs": "(in ",

@@ -12,7 +12,7 @@ from ...conftest import fails
 def test_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("runs/quickstart").mkdir(parents=True)
-    said = "runs/quickstart is there already; remove it, or name another folder with --output."
+    said = "output is runs/quickstart, which exists; remove it, or name another folder with --output."
     assert said in fails(capsys, ["quickstart"])
 
 

@@ -248,7 +248,7 @@ def test_exports(trained, model, tmp_path, capsys):
     cli.main(["export", str(trained), str(tmp_path / "adapter")])
     cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
     said = capsys.readouterr().err
-    assert said.count("differs from the trained one by what 4bit rounds away") == 1
+    assert said.count("differs from the trained one by the 4bit rounding error") == 1
     for name in ("adapter", "merged"):
         assert "NF4" in (tmp_path / name / "README.md").read_text()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

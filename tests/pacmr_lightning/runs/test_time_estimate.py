@@ -166,9 +166,9 @@ def test_what_a_run_is_made_of():
     dpo = update_flops(FLOPS, plan, None)
     assert dpo == 4 * 300
     judged = 3 * 10 * (110 + 100)
-    assert run_flops(FLOPS, plan, dpo) == 10 * dpo + judged + (42 + 10) * 100
-    assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + (42 + 10) * 100
-    assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 10 + 2 * 8) * 100
+    assert run_flops(FLOPS, plan, dpo) == 10 * dpo + judged + 42 * 100
+    assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + 42 * 100
+    assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 2 * 8) * 100
     assert audit_flops(FLOPS, plan) == 42 * 110 + 42 * 300
     assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 110 + 128 * 300
     meta = 8 * (120 + 0.5 * 330)

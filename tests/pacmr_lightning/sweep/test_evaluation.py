@@ -143,7 +143,7 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
         (
             {"predict": {}},
             {"methods": {"dpo": None, "ipo": {"options": {"data.predict_seed": 1}}}},
-            "The methods dpo and ipo would answer other prompts",
+            "The methods dpo and ipo would answer different prompts",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
     assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
     judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
     path = write_sweep(evaluate=evaluation(judge=judge))
-    assert "The reward model ./nowhere does not exist" in fails(capsys, ["sweep", path])
+    assert "The model folder ./nowhere does not exist" in fails(capsys, ["sweep", path])
     assert not Path("out").exists()
 
 
@@ -309,7 +309,7 @@ def test_training_costs(write_sweep, world, capsys):
     # Of the second seed, the DPO cell has the cache, too.
     total = 2 * sum(runs) - (80 + 16) * flops.reference
     hours = total / (1e6 * 0.5) / 3600
-    assert re.search(r"Training 4 cells, calculated: .* EFLOP, ([\d,.]+) GPU hours at 50%", line)[1] == (
+    assert re.search(r"Training 4 cells, estimated: .* EFLOP, ([\d,.]+) GPU hours at 50%", line)[1] == (
         f"{hours:,.1f}"
     )
     assert f", {2 * hours:,.0f} at 2 an hour" in line

@@ -1,0 +1,87 @@
+"""The Hugging Face Hub: whether it can be reached, and folders or Hub ids of models and datasets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from .errors import UserError, first_line
+
+NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
+"""Errors of the HTTP clients of huggingface_hub's versions, by name."""
+_offline: list[bool] = []
+"""Not empty while ``locate`` has switched huggingface_hub to its offline mode."""
+
+
+def unreachable() -> str | None:
+    """Return why the Hub cannot be reached, else None; a slow answer counts as reached."""
+    from huggingface_hub import constants
+
+    if _offline:
+        _switch_offline(False)
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    problem = _connection_problem(constants.ENDPOINT, int(time.monotonic() // 60))
+    return problem and f"{constants.ENDPOINT} cannot be reached ({problem})"
+
+
+@cache
+def _connection_problem(endpoint: str, minute: int) -> str | None:
+    """Ask once a minute and without huggingface_hub's retries, which take half a minute per file."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(endpoint, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:
+        if type(error).__name__ in NO_CONNECTION:
+            return first_line(error)
+    return None
+
+
+def _switch_offline(offline: bool) -> None:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = offline
+    if "datasets" in sys.modules:  # it has a copy
+        sys.modules["datasets"].config.HF_HUB_OFFLINE = offline
+    _offline[:] = [True] if offline else []
+
+
+def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
+    """Return the folder or Hub id of a model or dataset (``kind``).
+
+    Without a connection a copy in the cache is used; ``cached`` is its folder, by default huggingface_hub's.
+
+    Raises:
+        UserError: a path without a folder, or a Hub id that is not cached while the Hub cannot be reached.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path)
+    folders = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, folders, 1, 0.7)
+    hint = f"did you mean {path.parent / near[0]}?" if near else "check the spelling, or name a folder."
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(f"The {kind} folder {name} does not exist; {hint}") from None
+    if problem := unreachable():
+        if cached is None:
+            cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
+        if not cached.is_dir():
+            raise UserError(
+                f"The {kind} {name} cannot be loaded: there is no such folder, no copy in the Hub's cache, "
+                f"and {problem}; {hint}"
+            )
+        if not constants.HF_HUB_OFFLINE:
+            print(f"{problem}; the cached copy of {name} is used.", file=sys.stderr)
+            _switch_offline(True)
+    return name

@@ -1,0 +1,93 @@
+"""The Hub without a connection: no retries, one sentence, and the cached copy where there is one."""
+
+import socket
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from huggingface_hub import constants
+from transformers import AutoConfig, LlamaConfig
+
+from pacmr_lightning import hub_access
+from pacmr_lightning.datamodules.hub import load_split
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.hub_access import locate, unreachable
+from pacmr_lightning.policy.base_model import is_adapter
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    hub_access._connection_problem.cache_clear()
+    yield
+    if hub_access._offline:
+        hub_access._switch_offline(False)
+    hub_access._connection_problem.cache_clear()
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """An address where nothing listens."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, is_adapter, lambda name: load_split(name, "train")])
+def test_without_a_connection_it_ends_at_once(load, nobody, tmp_path):
+    (tmp_path / "tiny-llama").mkdir()
+    start = time.monotonic()
+    with pytest.raises(
+        UserError, match=r"tiny-lama cannot be loaded: there is no such folder, no copy"
+    ) as said:
+        load("tiny-lama")
+    assert time.monotonic() - start < 5  # huggingface_hub's own retries take 25 s per file
+    assert "127.0.0.1" in str(said.value) and str(said.value).endswith("did you mean tiny-llama?")
+
+
+@pytest.mark.parametrize("name", ["./tiny-lama", "some/where/else"])
+def test_a_path_is_not_looked_for_on_the_hub(name, nobody):
+    with pytest.raises(UserError, match=f"folder {name} does not exist"):
+        locate(name)
+
+
+def test_the_cached_copy_is_used(nobody, tmp_path, capsys, monkeypatch):
+    repository = tmp_path / "cache" / "models--some--body"
+    LlamaConfig(hidden_size=64).save_pretrained(repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    start = time.monotonic()
+    assert not is_adapter("some/body")
+    assert AutoConfig.from_pretrained("some/body").hidden_size == 64
+    assert time.monotonic() - start < 5
+    assert "the cached copy of some/body is used" in capsys.readouterr().err
+    assert constants.HF_HUB_OFFLINE
+    # What is asked of the Hub later, such as an upload, tries again.
+    assert "cannot be reached" in unreachable() and not constants.HF_HUB_OFFLINE
+
+
+def test_a_slow_hub_counts_as_reached(monkeypatch):
+    class Slow(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            time.sleep(0.5)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
+    try:
+        assert locate("some/body") == "some/body" and not constants.HF_HUB_OFFLINE
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_offline_on_purpose(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"and HF_HUB_OFFLINE is set; check the spelling"):
+        locate("some/body")
