@@ -1,7 +1,7 @@
 """Attention of packed pairs with shared prompts: two sequences a pair, without padding or a mask.
 
-A pair's first sequence has prompt + chosen as queries and keys. The second's queries are rejected, and its keys
-prompt + rejected. The last query of a sequence attends to all of its keys.
+The first has prompt + chosen as queries and keys; the second has rejected as queries, and prompt + rejected
+as keys. The last query of a sequence attends to all of its keys.
 """
 
 from __future__ import annotations

@@ -43,7 +43,11 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_checkpointing": True}, {"layout": "separate"}, {"layout": "packed"}]
+    "options",
+    [
+        *({}, {"gradient_checkpointing": True}, {"layout": "separate"}, {"layout": "packed"}),
+        {"layout": "packed_shared", "gradient_checkpointing": True},
+    ],
 )
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
