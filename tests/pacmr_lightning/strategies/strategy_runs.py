@@ -89,6 +89,7 @@ def run(base, folder, case):
         weighting=vnet,
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
+        micro_batch_tokens=128 if "tokens" in options else None,  # ranks need not have as many micro-batches
     )
     data = PreferenceDataModule(
         EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: three epochs

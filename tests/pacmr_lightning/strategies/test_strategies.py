@@ -18,7 +18,7 @@ ALONE_SLOW = (
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
-    *("ddp", "ddp-features", "zero1", "zero2-micro-packed"),
+    *("ddp", "ddp-features-tokens", "zero1", "zero2-micro-packed"),
     *("zero3", "zero3-few-packed", "zero3-from:zero1"),
 )
 TOGETHER_SLOW = (
@@ -128,7 +128,7 @@ def slow(*values):
         # With distinct pairs on each rank, uneven shares of validation, and packed micro-batches in one case.
         *(("together", case, "single") for case in ("ddp", "zero1", "zero2-micro-packed", "zero3")),
         # Those of earlier visits too, which were on the other rank for some of the pairs.
-        ("together", "ddp-features", "single-features"),
+        ("together", "ddp-features-tokens", "single-features"),
         # From disk: rank 1 has no part of the reference's of its own to compute.
         slow("all_together", "zero3-cached", "single-cached"),
         slow("all_together", "zero3-micro-central-packed", "single-central"),
