@@ -113,19 +113,25 @@ def attention_plans(
     """Return plans in a fixed order, so that all processes and resumed runs agree, and notes on others."""
     own, half = attention_of(model), model.dtype in HALF
     chosen: list[Layout] = [layout] if layout != "auto" else ["packed" if is_flash(own) else "shared"]
-    packs = asked == layout == "auto" and device.type == "cuda" and half and not compiles
-    if packs and model._supports_flash_attn:
+    on_gpu = asked == "auto" and device.type == "cuda"
+    if on_gpu and layout == "auto" and half and not compiles and model._supports_flash_attn:
         chosen = ["packed_shared", *chosen]
     elif layout == "packed_shared":
         chosen.append("shared")
     layouts = dict.fromkeys([*chosen, "separate", "plain"])
     found = [AttentionPlan(VARLEN if name == "packed_shared" else own, name) for name in layouts]
     faster = []
-    if asked == "auto" and device.type == "cuda":
+    if on_gpu:
         installed = is_flash_attn_2_available() or is_kernels_available()
         if model._supports_flex_attn and layout in ("auto", "shared"):
             faster.append(FLEX)
-        if model._supports_flash_attn and installed and half and layout != "shared":
+        # Packed pairs use its kernel already.
+        if (
+            model._supports_flash_attn
+            and installed
+            and half
+            and not {"shared", "packed_shared"} & layouts.keys()
+        ):
             faster.append(FLASH)
     note = f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
     return found, [note] if faster else []
