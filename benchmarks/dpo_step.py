@@ -48,8 +48,9 @@ from pacmr_lightning.policy.token_layout import Layout
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
-TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one per row", "ours, shared"
-LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
+TRL, SEPARATE = "TRL DPOTrainer", "ours, one per row"
+SHARED, PACKED = "ours, shared", "ours, packed"
+LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared", PACKED: "packed_shared"}
 
 
 def largest_difference(one: LogProbs, other: LogProbs) -> float:

@@ -50,7 +50,7 @@ WHOLE = "forward and backward pass"
 
 def make_policy(folder: str, dtype: str) -> PolicyModel:
     """Return the same random model for either dtype of its base, LoRA's B not 0."""
-    policy = PolicyModel(folder, dtype=dtype)
+    policy = PolicyModel(folder, dtype=dtype, attn_implementation="sdpa")  # twice differentiable
     torch.manual_seed(0)
     policy.build()
     with torch.no_grad():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +37,7 @@ from timed_runs import (
     write_rows,
     write_tokenizer,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -50,6 +50,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
 from pacmr_lightning.policy.attention import shared_mask, use_attention
+from pacmr_lightning.policy.packed_attention import VARLEN, Packing, packed_attention
 from pacmr_lightning.policy.token_layout import shared_rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
@@ -73,7 +74,7 @@ SIZES = {
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
 }
 """Two for trying, and Qwen2.5's."""
-PLAIN, SHARED = "sdpa, separate", "sdpa, shared"
+PLAIN, SHARED, PACKED = "sdpa, separate", "sdpa, shared", f"{VARLEN}, packed_shared"
 COMPILED = "sdpa, shared, compiled", "flex_attention, shared", "flex_attention, shared, compiled"
 """Ways to compute: attention, token layout, and whether layers are compiled."""
 
@@ -135,6 +136,7 @@ class Bench:
     def policy(self, way: str, dtype: str, **options: Any) -> PolicyModel:
         """One that computes so, if it can."""
         attention, layout, *compiled = way.split(", ")
+        attention = "auto" if attention == VARLEN else attention  # the layout has its own
         options |= {"attn_implementation": attention, "compile": bool(compiled)}
         return make_policy(self.folder, replace(self.shape, dtype=dtype), layout, self.device, **options)
 
@@ -197,20 +199,8 @@ def masked_attention(place: Place, kernel: SDPBackend) -> Row:
     return {"says": "ms at first, and again: " + "; ".join(said)}
 
 
-def looped_attention(q: Tensor, k: Tensor, v: Tensor, *ends: Any, **_: Any) -> Tensor:
-    """What ``varlen_attn`` computes, a sequence at a time: the last query sees all keys of its sequence."""
-    found = []
-    for (a, b), (c, d) in zip(*(pairwise(n.tolist()) for n in ends[:2]), strict=True):
-        mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
-        heads = (part.transpose(0, 1) for part in (q[a:b], k[c:d], v[c:d]))
-        found.append(F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(0, 1))
-    return torch.cat(found)
-
-
 def packed_shared_prompts(place: Place) -> Row:
-    """Three sequences a pair without padding (``varlen_attn``; on a CPU a loop) against the masked rows."""
-    from torch.nn.attention.varlen import varlen_attn
-
+    """Attention of packed pairs (``varlen_attn``; on a CPU SDPA for each sequence) against masked rows."""
     lengths = (LENGTHS if place.on_gpu else SHORT)[:8]
     dtype, heads, size = (torch.bfloat16, 12, 128) if place.on_gpu else (torch.float64, 2, 16)
     columns = [[[2] * n for n in column] for column in zip(*lengths, strict=True)]
@@ -218,12 +208,7 @@ def packed_shared_prompts(place: Place) -> Row:
     rows = shared_rows(move_data_to_device(batch, place.device))
     mask = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), dtype)
     real = rows.segment_ids != Segment.PAD
-    segments, row = rows.segment_ids[real], real.nonzero()[:, 0]
-    own = product(range(len(lengths)), (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED))
-    seen = [(row == i) & ((segments == Segment.PROMPT) | (segments == part)) for i, part in own]
-    gathered = torch.cat([one.nonzero()[:, 0] for one in seen])
-    counts = torch.tensor(lengths).flatten(), torch.stack([one.sum() for one in seen])
-    ends = [F.pad(n.cumsum(0), (1, 0)).int().to(place.device) for n in counts]
+    packing = Packing.of(torch.tensor(lengths, device=place.device))
     torch.manual_seed(0)
     options = {"dtype": dtype, "device": place.device, "requires_grad": True}
     inputs = [torch.randn(*real.shape, heads, size, **options) for _ in "qkv"]
@@ -233,10 +218,8 @@ def packed_shared_prompts(place: Place) -> Row:
         return F.scaled_dot_product_attention(*rows, attn_mask=mask).transpose(1, 2)[real]
 
     def packed() -> Tensor:
-        q, k, v = (x[real] for x in inputs)
-        attention = varlen_attn if place.on_gpu else looped_attention
-        most = (int(n.max()) for n in counts)
-        return attention(q, k[gathered], v[gathered], *ends, *most, window_size=(-1, 0))
+        row = (x[real].transpose(0, 1)[None] for x in inputs)
+        return packed_attention(nn.Identity(), *row, None, packing)[0][0]
 
     values, said = [], []
     for way in (masked, packed):
@@ -328,7 +311,7 @@ def correct(place: Place) -> Measured:
     """Gradients, estimators and generation in this process, and whole runs in others beside it."""
     runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
     ways = Correctness(place, "small", 16, *DTYPES)
-    yield from ways.rows(PLAIN, SHARED)
+    yield from ways.rows(PLAIN, SHARED, PACKED)
     for dtype in DTYPES:
         yield f"estimators: {dtype}", partial(ways.estimators, dtype)
     yield "generation", ways.generation
@@ -483,12 +466,13 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours and of TRL in turns, and PACMR-DPO; activations recomputed, then kept."""
+    """DPO of ours (padded, packed) and of TRL in turns, and PACMR-DPO; recomputed, then kept activations."""
     of = timed(place, size)
 
     def turns(number: int, recomputed: bool) -> Measured:
         named = "recomputed" if recomputed else "activations kept"
         yield f"ours, {named}, turn {number}", partial(of.ours, recomputed)
+        yield f"ours, {named}; {PACKED}, turn {number}", partial(of.ours, recomputed, PACKED)
         yield f"TRL, {named}, turn {number}", partial(of.trl, recomputed)
 
     yield from turns(1, True)

@@ -16,6 +16,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from .errors import UserError
+
 
 class Segment(IntEnum):
     """Part of a row that a token belongs to."""
@@ -65,6 +67,17 @@ class LogProbs:
         )
 
 
+@dataclass(frozen=True)
+class TokenBudget:
+    """Most tokens of a micro-batch: those of ``PairBatch.token_count``."""
+
+    tokens: int
+
+
+MicroBatchSize = int | TokenBudget | None
+"""Most pairs of a micro-batch, or most tokens; None for the whole batch."""
+
+
 @dataclass
 class PairBatch:
     """N preference pairs, one row of tokens each, padded on the right to L tokens."""
@@ -111,11 +124,33 @@ class PairBatch:
         lengths = (self.segment_ids != Segment.PAD).sum(1)
         return self[lengths.argsort(descending=True, stable=True)]
 
-    def micro_batches(self, size: int | None) -> Iterator[PairBatch]:
-        """Yield slices of at most ``size`` pairs, or the whole batch for None."""
+    def micro_batches(self, size: MicroBatchSize) -> Iterator[PairBatch]:
+        """Yield slices in order, each as large as ``size`` allows.
+
+        Raises:
+            UserError: a pair has more tokens than a token budget.
+        """
+        if isinstance(size, TokenBudget):
+            yield from self._by_tokens(size.tokens)
+            return
         size = size or max(len(self), 1)
         for start in range(0, len(self), size):
             yield self[start : start + size]
+
+    def _by_tokens(self, budget: int) -> Iterator[PairBatch]:
+        start = tokens = 0
+        for place, length in enumerate((self.segment_ids != Segment.PAD).sum(1).tolist()):
+            if length > budget:
+                raise UserError(
+                    f"The pair {self.ids[place]} has {length} tokens, but micro_batch_tokens is {budget}; "
+                    f"set it to {length} or more."
+                )
+            if tokens + length > budget:
+                yield self[start:place]
+                start, tokens = place, 0
+            tokens += length
+        if start < len(self):
+            yield self[start:]
 
     def with_reference(self, reference: LogProbs) -> PairBatch:
         """Return the batch with the reference's log-probabilities."""

@@ -156,7 +156,7 @@ def test_killed_and_resumed(how, tmp_path):
     found = measured("7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
     assert found.returncode == 0, found.stdout
     after = rows(tmp_path / "b/rows.jsonl")
-    assert not before.keys() & after.keys() and len(before) + len(after) == 5
+    assert not before.keys() & after.keys() and len(before) + len(after) == 7
     every = before | after
     ours, trl = (every[f"{name}, recomputed, turn 1"] for name in ("ours", "TRL"))
     assert len(ours["updates"]) == len(trl["updates"]) == 3 and ours["way"].startswith("a shared prompt")

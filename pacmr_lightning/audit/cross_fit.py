@@ -52,7 +52,7 @@ class CrossFit:
         self.options = {name: value for name, value in options.items() if name not in ignored}
         self.options["betas"] = tuple(options["betas"])
         if micro_batch_size is not None:
-            self.options["micro_batch_size"] = micro_batch_size
+            self.options |= {"micro_batch_size": micro_batch_size, "micro_batch_tokens": None}
         self.policy_options = options["policy"]["init_args"]
         self.pairs = data.train_pairs
         prompts = self.pairs.rows["prompt"][:]

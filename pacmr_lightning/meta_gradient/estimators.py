@@ -116,7 +116,8 @@ class ExactCoefficients(MetaGradientEstimator):
                 if policy.attention not in PLAIN:
                     raise UserError(
                         f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
-                        "set attn_implementation to sdpa, or use GhostDotProduct, which is exact too."
+                        "set attn_implementation to sdpa and layout to auto, or use "
+                        "GhostDotProduct, which is exact too."
                     )
                 w = torch.ones_like(losses, requires_grad=True)
                 gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import UNKNOWN, PairBatch
+from ..batch import UNKNOWN, MicroBatchSize, PairBatch
 from ..errors import UserError
 from ..gradient import Direction, accumulated_gradient
 from ..policy import PolicyModel
@@ -40,7 +40,7 @@ class OuterObjective(Recorded, ABC):
 
     @abstractmethod
     def gradient(
-        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
         """Return the loss's gradient, summed over ranks, as by ``gradient.accumulated_gradient``.
 
@@ -50,7 +50,7 @@ class OuterObjective(Recorded, ABC):
             meta: this rank's M pairs. ``meta.augmented`` are the same pairs under augmented prompts; None
                 with clean meta pairs. If some are left out, ranks run different numbers of forward passes,
                 which ``policy.in_step`` evens out for ZeRO-3.
-            micro_batch_size: pairs of a forward pass with gradient; None for all.
+            micro_batch_size: pairs of a forward pass with gradient, or a ``TokenBudget``; None for all pairs.
 
         Raises:
             UserError: the meta pairs are of the wrong kind.
@@ -73,7 +73,7 @@ class PromptConsistency(OuterObjective):
         return total
 
     def gradient(
-        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
         """See ``OuterObjective``."""
         if meta.augmented is None:
@@ -199,7 +199,7 @@ class CleanPreference(OuterObjective):
         return -F.logsigmoid(rewards.u)
 
     def gradient(
-        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
         """See ``OuterObjective``; the meta pairs are clean ones."""
         if meta.augmented is not None:
@@ -227,9 +227,9 @@ class CleanPreference(OuterObjective):
         return OuterGradient(d_meta, int(pairs), metrics)
 
 
-def _even(pairs: int, most: int | None) -> int | None:
+def _even(pairs: int, most: MicroBatchSize) -> MicroBatchSize:
     """Size of the fewest micro-batches of at most ``most`` pairs, about equal for a low peak."""
-    return most if most is None or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
+    return most if not isinstance(most, int) or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
 
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
@@ -237,8 +237,8 @@ def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _original_u(policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None) -> Tensor:
-    return torch.cat([_u(policy, beta, part) for part in meta.micro_batches(micro_batch_size)])
+def _original_u(policy: PolicyModel, beta: float, meta: PairBatch, size: MicroBatchSize) -> Tensor:
+    return torch.cat([_u(policy, beta, part) for part in meta.micro_batches(size)])
 
 
 def _sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:

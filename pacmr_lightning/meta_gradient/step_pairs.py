@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from ..batch import PairBatch
+from ..batch import MicroBatchSize, PairBatch
 from ..gradient import Direction, accumulated_gradient
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
@@ -57,14 +57,14 @@ class StepPairs(ABC):
         policy: at omega; it is not changed.
         objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
         batch: N pairs with reference log-probabilities.
-        micro_batch_size: pairs of a forward pass; None for all.
+        micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
         entropies: whether ``rewards`` include the policy's entropies.
     """
 
     policy: PolicyModel
     objective: Objective
     batch: PairBatch
-    micro_batch_size: int | None
+    micro_batch_size: MicroBatchSize
     entropies: bool = False
     _rows: list[Rows] | None = field(default=None, init=False, repr=False)
 
@@ -73,7 +73,7 @@ class StepPairs(ABC):
         policy: PolicyModel,
         objective: Objective,
         batch: PairBatch,
-        micro_batch_size: int | None,
+        micro_batch_size: MicroBatchSize,
         *,
         often: bool,
         soft_labels: bool = False,
@@ -254,12 +254,12 @@ class KeptStepPairs(StepPairs):
         return torch.cat([torch.stack(part).sum(0) for part in dots])
 
 
-def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
+def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: MicroBatchSize) -> bool:
     """Return whether to keep each pair's gradient; printed if they are large."""
     adapter = sum(p.numel() for p in policy.adapter().values())
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
     if not policy.gradient_checkpointing:
-        tokens = batch.input_ids[:micro_batch_size].numel()
+        tokens = next(batch.micro_batches(micro_batch_size)).input_ids.numel()
         held += kept_inputs(policy.lora_linears(), tokens)
     needed = 4 * len(batch) * adapter
     kept, room = affordable(len(batch), adapter, held), ""

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..batch import LogProbs, PairBatch, TrainingBatch
-from ..errors import UserError
+from ..batch import LogProbs, MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
+from ..errors import UserError, check_at_least
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
@@ -41,6 +41,7 @@ from .schedule import (
 )
 from .trained_only import TrainedOnly
 
+_MICRO_BATCH = ("micro_batch_size", "micro_batch_tokens")
 CURVES = 20
 """Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
@@ -67,6 +68,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         min_lr_ratio: share of the peak that the cosine ends at.
         max_grad_norm: the policy's gradient is scaled down to this norm; None for no clipping.
         micro_batch_size: pairs in one forward pass, on each device; None for all of the device's share.
+        micro_batch_tokens: tokens in one forward pass instead, on each device; a prompt counts once, padding
+            does not.
         max_new_tokens: of a response that ``predict`` generates (greedily).
 
     Raises:
@@ -86,6 +89,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         min_lr_ratio: float = 0.1,
         max_grad_norm: float | None = 1.0,
         micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
         max_new_tokens: int = 128,
     ):
         super().__init__()
@@ -94,6 +98,13 @@ class PreferenceModule(Recorded, TrainedOnly):
             raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
         if micro_batch_size is not None and micro_batch_size < 1:
             raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or null.")
+        if micro_batch_tokens is not None:
+            check_at_least(1, micro_batch_tokens=micro_batch_tokens)
+            if micro_batch_size is not None:
+                raise UserError(
+                    f"micro_batch_tokens is {micro_batch_tokens} and micro_batch_size {micro_batch_size}, but"
+                    " one of them alone cuts a batch; set the other to null."
+                )
         # LightningCLI passes plain values; objects from Python must not be pickled into a checkpoint.
         from_cli = _given_hyperparameters.get() is not None
         self.save_hyperparameters(ignore=() if from_cli else ("policy", "objective", "weighting"))
@@ -114,7 +125,13 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.warmup_ratio = warmup_ratio
         self.min_lr_ratio = min_lr_ratio
         self.max_grad_norm = max_grad_norm
+        if self.objective.grouped and micro_batch_tokens is not None:
+            raise UserError(
+                f"micro_batch_tokens is {micro_batch_tokens}, but {type(self.objective).__name__} groups the "
+                "pairs of a batch; set micro_batch_size instead."
+            )
         self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
         self.max_new_tokens = max_new_tokens
         self.automatic_optimization = False
         self.strict_loading = False
@@ -144,6 +161,12 @@ class PreferenceModule(Recorded, TrainedOnly):
         its DeepSpeed strategy takes one optimizer, each step of which is the policy's.
         """
         return self.weighting.vnet_optimizer
+
+    @property
+    def micro_batch(self) -> MicroBatchSize:
+        """The pairs of a forward pass, or its tokens; None for all."""
+        tokens = self.micro_batch_tokens
+        return self.micro_batch_size if tokens is None else TokenBudget(tokens)
 
     def configure_model(self) -> None:
         """Load the policy, once."""
@@ -176,6 +199,7 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
+        self._check_longest(data)
         if self.learning_rate is None:
             parameters = parameter_count(self.policy.name)
             self.learning_rate, why = suited_learning_rate(parameters)
@@ -186,6 +210,18 @@ class PreferenceModule(Recorded, TrainedOnly):
             )
         self.options = self._fit_options()
         log_short_run(self.trainer)
+
+    def _check_longest(self, data: Any) -> None:
+        budget = self.micro_batch_tokens
+        for pairs in (data.train_pairs, data.clean_pairs, data.validation_pairs):
+            if budget is None or pairs is None:
+                continue
+            prompt, response = pairs.longest()
+            if (tokens := prompt + 2 * response) > budget:
+                raise UserError(
+                    f"micro_batch_tokens is {budget}, but the longest pair has {tokens} tokens; set it to "
+                    f"{tokens} or more, or data.max_length lower, which leaves such pairs out."
+                )
 
     def on_fit_start(self) -> None:
         """Print VNet's size; let the datamodule compute the reference's values to cache."""
@@ -200,6 +236,11 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:
             self.weighting.check_sharded()
+            if self.micro_batch_tokens is not None:
+                raise UserError(
+                    f"micro_batch_tokens is {self.micro_batch_tokens}, but under ZeRO-3 all processes need "
+                    "as many forward passes; set micro_batch_size instead, or use a lower stage."
+                )
         data = datamodule(self.trainer)
         if data is not None:
             data.fill_reference(self.policy)
@@ -234,7 +275,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         # A step is a sum over pairs, except where an objective groups them.
-        if self.micro_batch_size is not None and not self.objective.grouped:
+        if self.micro_batch is not None and not self.objective.grouped:
             train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
@@ -244,7 +285,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             self.policy,
             self.objective,
             train.with_reference(self._reference(train)),
-            self.micro_batch_size,
+            self.micro_batch,
             often=learns,
             soft_labels=self.weighting.soft_labels,
             entropies=self.weighting.needs_entropies,
@@ -277,7 +318,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         if batch.reference is not None:
             return batch.reference
         return LogProbs.cat(
-            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
+            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch)]
         )
 
     def _meta(self, batch: TrainingBatch) -> PairBatch:
@@ -333,7 +374,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         self._held_out_step(batch)
 
     def _held_out_step(self, batch: PairBatch) -> None:
-        parts = batch.micro_batches(self.micro_batch_size)
+        parts = batch.micro_batches(self.micro_batch)
         for part, counts in self.policy.in_step(parts, batch[:1]):
             judged = self.policy.judged(part)
             rewards = Rewards.of(judged.policy, part.with_reference(judged.reference), self.objective.beta)
@@ -411,7 +452,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         }
         if not isinstance(lora["target_modules"], str):
             lora["target_modules"] = set(lora["target_modules"])  # order does not matter
-        own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", "micro_batch_size")}
+        own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", *_MICRO_BATCH)}
         numbers = {
             "dtype": str(policy.dtype).removeprefix("torch."),
             "quantization": policy.quantization,

@@ -20,7 +20,7 @@ from .schedule import planned_updates
 OPTIMIZER = ("learning_rate", "betas", "weight_decay", "warmup_ratio", "min_lr_ratio")
 """Options of both modules that a resumed fit may change."""
 _USED = {
-    *(*OPTIMIZER, "max_grad_norm", "micro_batch_size", "planned updates", "seed"),
+    *(*OPTIMIZER, "max_grad_norm", "micro_batch_size", "micro_batch_tokens", "planned updates", "seed"),
     *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
     *("policy.attn_implementation", "policy.layout", "policy.compile"),
 }

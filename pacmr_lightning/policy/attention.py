@@ -16,9 +16,10 @@ from transformers.utils import is_flash_attn_2_available, is_kernels_available
 from ..batch import Segment
 from ..errors import UserError
 from .compiled import allow_recompilations
+from .packed_attention import HALF, VARLEN
 from .token_layout import Layout, Rows
 
-AskedLayout = Literal["auto", "shared", "separate", "packed"]
+AskedLayout = Literal["auto", "shared", "separate", "packed", "packed_shared"]
 PreparedMask = Tensor | BlockMask
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
@@ -27,6 +28,7 @@ PLAIN = ("sdpa", "eager")
 LAYOUT_NAMES = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",
+    "packed_shared": "pairs with a shared prompt packed into one row",
     "separate": "one sequence a row",
     "plain": "the model's own, whole logits",
 }
@@ -75,9 +77,9 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
         raise ValueError(f"{type(model).__name__} keeps its {before} attention")
 
 
-def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> None:
+def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype, compiles: bool) -> None:
     """Check the attention options before anything is loaded."""
-    known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    known = ["auto", "eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if name != VARLEN)]
     if attention not in known and "/" not in attention:  # with a slash: a kernel on the Hub
         raise UserError(
             f"attn_implementation is {attention}, but it must be one of {', '.join(known)}, or the Hub id of "
@@ -93,22 +95,43 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
             f"{attention} cannot honour the mask of the layout shared; set layout to packed or auto, or "
             f"attn_implementation to {FLEX} or sdpa."
         )
+    if layout == "packed_shared" and attention != "auto":
+        raise UserError(
+            f"attn_implementation is {attention}, but the layout packed_shared has an attention of its own; "
+            "set attn_implementation to auto, or layout to auto."
+        )
+    if layout == "packed_shared" and compiles:
+        raise UserError(
+            "compile is true, but the layout packed_shared has another number of tokens in each forward "
+            "pass and would compile for each; set compile to false, or layout to auto."
+        )
 
 
 def attention_plans(
-    model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device
+    model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device, compiles: bool = False
 ) -> tuple[list[AttentionPlan], list[str]]:
     """Return plans in a fixed order, so that all processes and resumed runs agree, and notes on others."""
-    own = attention_of(model)
-    own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
-    found = [AttentionPlan(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
+    own, half = attention_of(model), model.dtype in HALF
+    chosen: list[Layout] = [layout] if layout != "auto" else ["packed" if is_flash(own) else "shared"]
+    on_gpu = asked == "auto" and device.type == "cuda"
+    if on_gpu and layout == "auto" and half and not compiles and model._supports_flash_attn:
+        chosen = ["packed_shared", *chosen]
+    elif layout == "packed_shared":
+        chosen.append("shared")
+    layouts = dict.fromkeys([*chosen, "separate", "plain"])
+    found = [AttentionPlan(VARLEN if name == "packed_shared" else own, name) for name in layouts]
     faster = []
-    if asked == "auto" and device.type == "cuda":
+    if on_gpu:
         installed = is_flash_attn_2_available() or is_kernels_available()
-        half = model.dtype in (torch.float16, torch.bfloat16)
         if model._supports_flex_attn and layout in ("auto", "shared"):
             faster.append(FLEX)
-        if model._supports_flash_attn and installed and half and layout != "shared":
+        # Packed pairs use its kernel already.
+        if (
+            model._supports_flash_attn
+            and installed
+            and half
+            and not {"shared", "packed_shared"} & layouts.keys()
+        ):
             faster.append(FLASH)
     note = f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
     return found, [note] if faster else []
@@ -118,6 +141,10 @@ def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -
     """Return the transformer's forward arguments other than tokens and positions."""
     if rows.real is not None:
         return {"attention_mask": rows.real.long()}
+    if rows.packing is not None:
+        assert config.get_text_config()._attn_implementation == VARLEN
+        # transformers makes no mask where it is given one with 4 dimensions; this one is not used.
+        return {"attention_mask": rows.input_ids.new_zeros(1, 1, 1, 1), "packing": rows.packing}
     if rows.lengths is None:
         return {"attention_mask": shared_mask(rows, config, dtype)}
     inputs: dict[str, Any] = {"attention_mask": None}

@@ -83,8 +83,10 @@ class PolicyModel(Recorded, nn.Module):
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
-            "packed" puts the sequences into one row without padding (for FlashAttention), "auto" takes the
-            attention's best one. Either is checked on a real pair first.
+            "packed" puts the sequences into one row without padding (for FlashAttention), "packed_shared"
+            the pairs with a shared prompt (by ``varlen_attn`` on a GPU with a half-precision base, else by
+            SDPA for each sequence). "auto" takes "packed_shared" on such a GPU, "packed" with FlashAttention
+            and "shared" otherwise. Any is checked on a real pair first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
@@ -116,7 +118,7 @@ class PolicyModel(Recorded, nn.Module):
             raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (Qu et al.: 32).")
         check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
-        check_attention(attn_implementation, layout, self.dtype)
+        check_attention(attn_implementation, layout, self.dtype, compile)
         check_quantization(quantization)
         if quantization is not None and compile:
             raise UserError(

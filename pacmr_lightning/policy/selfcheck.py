@@ -63,7 +63,7 @@ def choose_plan(
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
     check = _PairCheck(model, _checked_pair(batch, model, device), score)
-    candidates, notes = attention_plans(model, asked, layout, device)
+    candidates, notes = attention_plans(model, asked, layout, device, compiled)
     was_training = model.training
     model.train()  # as in training, where gradient checkpoints apply; there is no dropout
     try:

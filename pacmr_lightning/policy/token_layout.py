@@ -4,6 +4,7 @@
   positions continue the prompt's.
 * separate: prompt + chosen in the first N rows, prompt + rejected in the last N. Every model supports it.
 * packed: the "separate" sequences in one row without padding, kept apart by restarting positions.
+* packed_shared: the "shared" rows in one row without padding, kept apart by an attention of their own.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
+from .packed_attention import Packing
 
-Layout = Literal["shared", "separate", "packed", "plain"]
+Layout = Literal["shared", "separate", "packed", "packed_shared", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
+PROMPT_ONCE = ("auto", "shared", "packed_shared")
+"""Values of the option ``layout`` that compute a prompt once for both responses."""
 
 
 @dataclass
 class Rows:
     """Model inputs of N pairs in R rows of T tokens, and sources of their K response tokens.
 
-    One of ``segment_ids``, ``real`` and ``lengths`` defines the mask.
+    One of ``segment_ids``, ``real``, ``lengths`` and ``packing`` defines the mask.
     """
 
     input_ids: Tensor
@@ -49,6 +53,8 @@ class Rows:
     """(R, T) bool, not padding, of separate rows."""
     lengths: Tensor | None = None
     """(2N,) sequence lengths of the packed row."""
+    packing: Packing | None = None
+    """Sequences of the row of packed pairs."""
     whole_logits: bool = False
     """Use the model's own logits, which it may transform."""
 
@@ -64,6 +70,8 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     """Return the batch in a layout, padded for its device."""
     if layout == "packed":
         return packed_rows(batch)
+    if layout == "packed_shared":
+        return packed_shared_rows(batch)
     if layout == "plain":
         return replace(separate_rows(batch), position_ids=None, whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
@@ -165,4 +173,23 @@ def packed_rows(batch: PairBatch) -> Rows:
         token_pair=padded.token_pair[real][None],
         pairs=padded.pairs,
         lengths=lengths,
+    )
+
+
+def packed_shared_rows(batch: PairBatch) -> Rows:
+    """A single row: prompt, chosen and rejected of each pair."""
+    rows = shared_rows(batch)
+    assert rows.position_ids is not None
+    real = batch.segment_ids != Segment.PAD
+    column = real.flatten().cumsum(0).view_as(real) - 1
+    row, col = rows.source
+    parts = (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
+    return replace(
+        rows,
+        input_ids=rows.input_ids[real][None],
+        position_ids=rows.position_ids[real][None],
+        source=(torch.zeros_like(row), column[row, col]),
+        token_pair=rows.token_pair[real][None],
+        segment_ids=None,
+        packing=Packing.of(torch.stack([(batch.segment_ids == part).sum(1) for part in parts], dim=1)),
     )

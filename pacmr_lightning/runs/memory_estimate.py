@@ -22,6 +22,7 @@ from ..errors import UserError, first_line
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
+from ..policy.token_layout import PROMPT_ONCE
 
 GIB = 2**30
 FP32 = 4
@@ -172,7 +173,7 @@ def step_bytes(
         pairs=pairs,
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
-        shared=policy.layout in ("auto", "shared"),
+        shared=policy.layout in PROMPT_ONCE,
         gradient_checkpointing=False,
         logit_chunk=policy.logit_chunk,
     )

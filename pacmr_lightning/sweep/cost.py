@@ -10,6 +10,7 @@ import torch
 
 from ..meta_gradient.step_pairs import affordable, kept_inputs
 from ..policy.lora import lora_linears
+from ..policy.token_layout import PROMPT_ONCE
 from ..runs.memory_estimate import build, model_config
 from ..runs.time_estimate import PairFlops, Plan, pair_flops, run_flops, update_flops
 from .cells import Cell
@@ -63,7 +64,7 @@ def _policy(
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     names = targets if isinstance(targets, str) else list(targets)
     policy = build(model_config(model), rank, names, kind)
-    shared = layout in ("auto", "shared")
+    shared = layout in PROMPT_ONCE
     flops = pair_flops(
         policy,
         prompt_tokens=prompt,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..batch import TokenBudget
 from ..gradient import Direction
 from ..meta_gradient.step_pairs import PairLosses, StepPairs
 from ..ranks import sum_over_ranks
@@ -39,6 +40,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     sum_over_ranks([total])
     group = None
     if objective.grouped and len(pairs.micro_batches()) > 1:
+        assert not isinstance(pairs.micro_batch_size, TokenBudget), "the module refuses it"
         group = objective.group_weights(pairs.losses, pairs.micro_batch_size)
 
     def factors(seen: PairLosses) -> Tensor:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from pacmr_lightning.batch import TokenBudget
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
@@ -43,9 +44,13 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_checkpointing": True}, {"layout": "separate"}, {"layout": "packed"}]
+    "options",
+    [
+        *({}, {"gradient_checkpointing": True}, {"layout": "separate"}, {"layout": "packed"}),
+        {"layout": "packed_shared", "gradient_checkpointing": True},
+    ],
 )
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("micro_batch_size", [None, 4, TokenBudget(50)])
 def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     policy, batch = setting(name, **options)
     found = KeptStepPairs(policy, DPO(BETA), batch, micro_batch_size)

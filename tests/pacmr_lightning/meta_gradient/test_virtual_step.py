@@ -23,10 +23,12 @@ def gradient(policy: PolicyModel, batch) -> list[torch.Tensor]:
     return torch.autograd.grad((found.chosen - 2 * found.rejected).sum(), list(policy.adapter().values()))
 
 
+@pytest.mark.parametrize("layout", ["shared", "packed_shared"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_equal_to_a_changed_model(name, checkpointing, make_policy, make_batch):
-    policy, batch = make_policy(name, double=True, gradient_checkpointing=checkpointing), make_batch()
+def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make_batch):
+    options = {"gradient_checkpointing": checkpointing, "layout": layout}
+    policy, batch = make_policy(name, double=True, **options), make_batch()
     policy.train()
     direction = random_direction(policy)
     changed = copy.deepcopy(policy)

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,17 +146,32 @@ def test_the_margin_starts_at_zero(make_run):
     assert metrics["val/loss"] == pytest.approx(0.693147, abs=1e-6)
 
 
-def test_micro_batches_change_nothing(make_run, tmp_path):
-    adapters, rows = [], []
-    for name, size in (("whole", None), ("small", 2)):
-        _, module = make_run("pacmr", name, module={"micro_batch_size": size})
+def test_micro_batches_change_nothing(make_run, tmp_path, monkeypatch):
+    """By pairs, and by tokens in packed rows."""
+    adapters, rows, passes, budget = [], [], [], 0
+    lay_out = PolicyModel.rows
+
+    def counted(policy, batch):
+        passes[-1].append(batch.token_count)
+        return lay_out(policy, batch)
+
+    monkeypatch.setattr(PolicyModel, "rows", counted)
+    for name in ("whole", "small", "tokens"):
+        options = {"small": {"micro_batch_size": 2}, "tokens": {"micro_batch_tokens": budget}}.get(name, {})
+        policy = {"layout": "packed_shared"} if name == "tokens" else {}
+        passes.append([])
+        trainer, module = make_run("pacmr", name, module=options, policy=policy)
         adapters.append([*module.policy.adapter().values(), *module.vnet.parameters()])
         rows.append(read_weights(tmp_path / name))
-    for a, b in zip(*adapters, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-    assert rows[0]["id"].tolist() != rows[1]["id"].tolist()
-    whole, small = (frame.sort_values(["step", "id"], ignore_index=True) for frame in rows)
-    pd.testing.assert_frame_equal(whole, small, atol=1e-3, rtol=1e-3)
+        prompt, response = trainer.datamodule.train_pairs.longest()
+        budget = 2 * (prompt + 2 * response)
+    assert max(passes[2]) <= budget < max(passes[0]) and len(passes[2]) > len(passes[0])
+    for found, frame in zip(adapters[1:], rows[1:], strict=True):
+        for a, b in zip(adapters[0], found, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+        assert rows[0]["id"].tolist() != frame["id"].tolist()
+        whole, small = (x.sort_values(["step", "id"], ignore_index=True) for x in (rows[0], frame))
+        pd.testing.assert_frame_equal(whole, small, atol=1e-3, rtol=1e-3)
 
 
 def _without_timing(run: Path):
@@ -168,11 +184,14 @@ def _without_timing(run: Path):
     return frame.reset_index(drop=True)
 
 
-def test_same_seed_same_bits_also_after_a_resume(make_run, checkpoint, tmp_path):
-    _, straight = make_run("pacmr", "straight", steps=11)
-    _, again = make_run("pacmr", "again", steps=11)
-    make_run("pacmr", "resumed", steps=11)
-    _, resumed = make_run("pacmr", "resumed", steps=11, ckpt=checkpoint("resumed"))
+@pytest.mark.parametrize("packed", [False, True])
+def test_same_seed_same_bits_also_after_a_resume(packed, make_run, checkpoint, tmp_path):
+    options = {"policy": {"layout": "packed_shared"}, "module": {"micro_batch_tokens": 300}} if packed else {}
+    make_run = partial(make_run, steps=11, **options)
+    _, straight = make_run("pacmr", "straight")
+    _, again = make_run("pacmr", "again")
+    make_run("pacmr", "resumed")
+    _, resumed = make_run("pacmr", "resumed", ckpt=checkpoint("resumed"))
     expected = read_weights(tmp_path / "straight"), _without_timing(tmp_path / "straight")
     for name, other in (("again", again), ("resumed", resumed)):
         for key, parameter in straight.policy.adapter().items():
@@ -293,6 +312,24 @@ def test_ranges(option, value, make_policy):
         PreferenceModule(make_policy(), **{option: value})
     with pytest.raises(UserError, match="micro_batch_size is 0"):
         PreferenceModule(make_policy(), micro_batch_size=0)
+    with pytest.raises(UserError, match="micro_batch_tokens is 0"):
+        PreferenceModule(make_policy(), micro_batch_tokens=0)
+    with pytest.raises(UserError, match="micro_batch_tokens is 9 and micro_batch_size 2, but one of them"):
+        PreferenceModule(make_policy(), micro_batch_tokens=9, micro_batch_size=2)
+    with pytest.raises(UserError, match="micro_batch_tokens is 9, but DrDPO groups"):
+        PreferenceModule(make_policy(), DrDPO(), micro_batch_tokens=9)
+
+
+def test_a_pair_above_the_token_budget_is_found_at_the_start(make_run):
+    message = r"micro_batch_tokens is 20, but the longest pair has \d+ tokens; set it to \d+ or more"
+    with pytest.raises(UserError, match=message):
+        make_run("dpo", module={"micro_batch_tokens": 20})
+
+
+def test_a_token_budget_under_zero_3_is_refused(make_run, monkeypatch):
+    monkeypatch.setattr(PolicyModel, "is_sharded", True)
+    with pytest.raises(UserError, match="micro_batch_tokens is 999, but under ZeRO-3"):
+        make_run("dpo", module={"micro_batch_tokens": 999})
 
 
 def fit_objective(make_run, objective, name, **options):

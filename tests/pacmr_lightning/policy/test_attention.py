@@ -29,6 +29,7 @@ from pacmr_lightning.policy.attention import (
     shared_mask,
     use_attention,
 )
+from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.policy.token_layout import packed_rows, shared_rows
 
@@ -249,31 +250,40 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "faster"),
+    ("name", "device", "options", "plan", "faster"),
     [
-        ("llama", "cuda", " On this GPU attn_implementation flex_attention or flash_attention_2 may be"),
-        ("gpt2", "cuda", " On this GPU attn_implementation flash_attention_2 may be"),
-        ("llama", "cpu", None),
+        ("llama", "cuda", {}, "packed", " On this GPU attn_implementation flex_attention may be"),
+        (
+            "gpt2",
+            "cuda",
+            {"layout": "separate"},
+            "separate",
+            " On this GPU attn_implementation flash_attention_2",
+        ),
+        ("llama", "cpu", {}, "shared", None),
     ],
 )
-def test_unasked_it_is_sdpa(name, device, faster, make_policy, make_batch, monkeypatch, caplog):
-    """Also on a GPU, as far as the choice knows it is one; what may be faster there is said and not taken."""
+def test_unasked(name, device, options, plan, faster, make_policy, make_batch, monkeypatch, caplog):
+    """On a GPU, as far as the choice knows it is one; what may be faster there is named and not taken."""
     monkeypatch.setattr(
         "pacmr_lightning.policy.selfcheck.attention_plans",
-        lambda model, asked, layout, _: attention_plans(model, asked, layout, torch.device(device)),
+        lambda model, asked, layout, *_: attention_plans(model, asked, layout, torch.device(device)),
     )
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
-    policy, batch = make_policy(name, dtype="bfloat16"), make_batch()
+    policy, batch = make_policy(name, dtype="bfloat16", **options), make_batch()
     with caplog.at_level(logging.INFO):
         policy.log_probs(batch)
-    assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
+    expected = PACKED_SHARED if plan == "packed" else AttentionPlan("sdpa", plan)
+    assert policy._plan == expected and policy.attention == expected.attention
     assert policy.attn_implementation == "auto"
-    assert f"computed from a shared prompt with sdpa attention.{faster or ''}" in caplog.text
+    assert f"computed from {expected}.{faster or ''}" in caplog.text
     assert ("GPU" in caplog.text) == (faster is not None)
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
 PACKED = AttentionPlan("sdpa", "packed")
+PACKED_SHARED = AttentionPlan(VARLEN, "packed_shared")
+FIRST_PACKED = [PACKED_SHARED, *SDPA]
 FLEX = [AttentionPlan("flex_attention", layout) for layout in ("shared", "separate", "plain")]
 FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
 
@@ -281,10 +291,10 @@ FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "se
 @pytest.mark.parametrize(
     ("name", "options", "installed", "expected", "faster"),
     [
-        ("llama", {"dtype": "bfloat16"}, True, SDPA, ["flex", "flash"]),
-        ("llama", {"dtype": "bfloat16"}, False, SDPA, ["flex"]),
+        ("llama", {"dtype": "bfloat16"}, True, FIRST_PACKED, ["flex"]),
+        ("llama", {"dtype": "bfloat16", "layout": "packed_shared"}, False, FIRST_PACKED, []),
         ("llama", {"dtype": "float32"}, True, SDPA, ["flex"]),
-        ("gpt2", {"dtype": "bfloat16"}, True, SDPA, ["flash"]),
+        ("gpt2", {"dtype": "bfloat16"}, True, FIRST_PACKED, []),
         ("gpt2", {"dtype": "float32"}, True, SDPA, []),
         ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, SDPA, ["flex"]),
         ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, SDPA[1:], ["flash"]),
@@ -302,7 +312,10 @@ def test_what_is_tried_on_a_gpu(name, options, installed, expected, faster, make
     found, notes = attention_plans(*asked, GPU)
     assert found == expected
     assert [word for word in ("flex", "flash") if word in " ".join(notes)] == faster
-    assert attention_plans(*asked, torch.device("cpu")) == (found, [])
+    on_cpu = expected[1:] if policy.layout == "auto" and expected == FIRST_PACKED else expected
+    assert attention_plans(*asked, torch.device("cpu")) == (on_cpu, [])
+    compiled, _ = attention_plans(*asked, GPU, compiles=True)
+    assert compiled == on_cpu
 
 
 def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):

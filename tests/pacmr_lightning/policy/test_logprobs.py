@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
+from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_attention
 from pacmr_lightning.policy.chunked_log_probs import token_values
+from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import (
+    Rows,
     padded,
     row_multiple,
     rows_of,
@@ -23,7 +25,7 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-LAYOUTS = ("shared", "separate", "packed", "plain")
+LAYOUTS = ("shared", "separate", "packed", "packed_shared", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
 
 
@@ -53,6 +55,12 @@ def log_prob(logits: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(1, response[:, None]).sum()
 
 
+def rows_in(layout: str, policy: PolicyModel, batch: PairBatch, attention: str = "sdpa") -> Rows:
+    """In a layout, with its attention switched on."""
+    use_attention(policy.model, VARLEN if layout == "packed_shared" else attention)
+    return rows_of(layout, batch)
+
+
 def adapter_gradient(policy: PolicyModel, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(loss, list(policy.adapter().values()))
 
@@ -72,7 +80,8 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
         assert policy._plan == AttentionPlan(attention, "shared")
         truth = plain(policy.model, batch, log_prob)
         for layout in LAYOUTS:
-            assert_close(policy.log_probs_in(layout, batch), truth, atol=1e-4, rtol=0)
+            found = policy.score(rows_in(layout, policy, batch, attention))
+            assert_close(found, truth, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("trained_head", [False, True])
@@ -89,8 +98,8 @@ def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
     for layout in LAYOUTS:
         for with_gradient in (False, True):
             with torch.set_grad_enabled(with_gradient):
-                without = policy.log_probs_in(layout, batch)
-                found = policy.score(rows_of(layout, batch), entropies=True)
+                without = policy.score(rows_in(layout, policy, batch))
+                found = policy.score(rows_in(layout, policy, batch), entropies=True)
             assert without.entropies is None and torch.equal(found.chosen, without.chosen)
             assert found.chosen.requires_grad == with_gradient and not found.entropies.chosen.requires_grad
             assert_close(found.entropies, entropy)
@@ -116,9 +125,10 @@ def test_states_of_responses(layout, make_policy, make_batch):
             outputs = policy.model.base_model(row, output_hidden_states=True)
         middle = outputs.hidden_states[len(outputs.hidden_states) // 2][0, places]
         truth.append(torch.cat([middle.mean(0), outputs.last_hidden_state[0, -2]]))
-    found = policy.response_states(rows_of(layout, batch))
+    found = policy.response_states(rows_in(layout, policy, batch))
     assert found.dtype == torch.float32 and len(found) == len(batch)
     torch.testing.assert_close(found, torch.stack(truth).view_as(found).float())
+    use_attention(policy.model, "sdpa")
     reference = policy.reference_states(batch)
     with policy.reference():
         assert torch.equal(reference, policy.response_states(policy.rows(batch)))
@@ -134,7 +144,7 @@ def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
 
     truth = gradient(plain(policy.model, batch, log_prob))
     for layout in LAYOUTS:
-        found = gradient(policy.log_probs_in(layout, batch))
+        found = gradient(policy.score(rows_in(layout, policy, batch)))
         torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 

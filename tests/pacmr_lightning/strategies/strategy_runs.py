@@ -82,12 +82,14 @@ def run(base, folder, case):
             rank=4,
             dtype="bfloat16" if "bf16" in options else "float32",
             gradient_checkpointing="checkpointing" in options,
+            layout="packed_shared" if "packed" in options else "auto",
             quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),
         weighting=vnet,
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
+        micro_batch_tokens=128 if "tokens" in options else None,  # ranks need not have as many micro-batches
     )
     data = PreferenceDataModule(
         EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: three epochs

@@ -18,12 +18,12 @@ ALONE_SLOW = (
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
-    *("ddp", "ddp-features", "zero1", "zero2-micro"),
-    *("zero3", "zero3-few", "zero3-from:zero1"),
+    *("ddp", "ddp-features-tokens", "zero1", "zero2-micro-packed"),
+    *("zero3", "zero3-few-packed", "zero3-from:zero1"),
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
-    *("zero3-micro-central", "zero3-cached", "zero2-from:zero3"),
+    *("zero3-micro-central-packed", "zero3-cached", "zero2-from:zero3"),
 )
 
 
@@ -125,13 +125,13 @@ def slow(*values):
     ("group", "case", "expected"),
     [
         *(slow("all_alone", case, "single") for case in ALONE_SLOW if case.startswith("zero")),
-        # With distinct pairs on each rank, uneven shares of validation, and micro-batches in one case.
-        *(("together", case, "single") for case in ("ddp", "zero1", "zero2-micro", "zero3")),
+        # With distinct pairs on each rank, uneven shares of validation, and packed micro-batches in one case.
+        *(("together", case, "single") for case in ("ddp", "zero1", "zero2-micro-packed", "zero3")),
         # Those of earlier visits too, which were on the other rank for some of the pairs.
-        ("together", "ddp-features", "single-features"),
+        ("together", "ddp-features-tokens", "single-features"),
         # From disk: rank 1 has no part of the reference's of its own to compute.
         slow("all_together", "zero3-cached", "single-cached"),
-        slow("all_together", "zero3-micro-central", "single-central"),
+        slow("all_together", "zero3-micro-central-packed", "single-central"),
         slow("all_together", "zero2-from:zero3", "single"),
         slow("all_alone", "single-from:../together/zero3", "single"),
     ],
@@ -141,7 +141,7 @@ def test_equal_to_one_process(request, group, case, expected):
     assert_same(request.getfixturevalue(group)[case], alone[expected])
 
 
-@pytest.mark.parametrize(("case", "group"), once_more("zero3-few", "ddp-few"))
+@pytest.mark.parametrize(("case", "group"), once_more("zero3-few-packed", "ddp-few"))
 def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
     """A meta-batch of two pairs, one per rank, of which one is retained: more ranks than pairs."""
     found = request.getfixturevalue(group)[case]

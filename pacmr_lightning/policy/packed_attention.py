@@ -1,0 +1,132 @@
+"""Attention of packed pairs with shared prompts: two sequences a pair, without padding or a mask.
+
+The first has prompt + chosen as queries and keys; the second has rejected as queries, and prompt + rejected
+as keys. The last query of a sequence attends to all of its keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+VARLEN = "varlen"
+"""Name of this attention among transformers' implementations."""
+HALF = (torch.float16, torch.bfloat16)
+"""Data types of FlashAttention's kernels."""
+# torch 2.11 accepts fewer key heads than query heads as they are, later versions on request only.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of transformers' attention functions that change scores."""
+
+
+@dataclass
+class Packing:
+    """The 2N sequences of N pairs in one row of T tokens."""
+
+    keys: Tensor
+    """(K,) columns of the sequences' keys, K = T + all prompts' tokens."""
+    query_ends: Tensor
+    """(2N + 1,) int32 cumulative number of queries."""
+    key_ends: Tensor
+    """(2N + 1,) int32 cumulative number of keys."""
+    longest: tuple[int, int]
+    """Largest number of queries and of keys."""
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> Packing:
+        """Return the sequences of pairs with (N, 3) lengths of prompt, chosen and rejected."""
+        prompt, chosen, rejected = lengths.T
+        queries = torch.stack([prompt + chosen, rejected], dim=1).flatten()
+        counts = torch.stack([prompt + chosen, prompt + rejected], dim=1).flatten()
+        starts = queries.cumsum(0)[1::2] - lengths.sum(1)
+        # A key's column is its place in its sequence, moved by what precedes: for rejected, chosen too.
+        sequence = torch.arange(len(counts), device=lengths.device).repeat_interleave(counts)
+        place = torch.arange(len(sequence), device=lengths.device) - (counts.cumsum(0) - counts)[sequence]
+        pair = sequence // 2
+        skipped = torch.where((sequence % 2 == 1) & (place >= prompt[pair]), chosen[pair], 0)
+        query_ends, key_ends = (F.pad(n.cumsum(0, dtype=torch.int32), (1, 0)) for n in (queries, counts))
+        most_queries, most_keys = torch.stack([queries.max(), counts.max()]).tolist()
+        return cls(starts[pair] + place + skipped, query_ends, key_ends, (most_queries, most_keys))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return the (1, T, H, D) attention of packed pairs; without ``packing``, of the mask by SDPA.
+
+    An attention function of transformers, of (1, H, T, D); ``key`` and ``value`` may have fewer heads.
+
+    Raises:
+        ValueError: the model's scores have a bias or a cap.
+    """
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if changed := [name for name in _UNSUPPORTED if options.get(name) is not None]:
+        raise ValueError(f"this attention has no {changed[0]}")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    window = options.get("sliding_window")
+    attend = varlen_attn if q.is_cuda and q.dtype in HALF else looped_attention
+    return attend(
+        q,
+        k[packing.keys],
+        v[packing.keys],
+        packing.query_ends,
+        packing.key_ends,
+        *packing.longest,
+        scale=options.get("scaling"),
+        window_size=(-1 if window is None else window - 1, 0),
+        **(_GROUPED if k.shape[1] != q.shape[1] else {}),
+    )[None], None
+
+
+def looped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    *longest: int,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, 0),
+    enable_gqa: bool = True,
+) -> Tensor:
+    """Return ``varlen_attn``'s causal result by SDPA, a sequence at a time, on any device and dtype.
+
+    Shapes are (T, H, D), (K, H', D) and (K, H', D); the window's right side is 0.
+    """
+    found = []
+    spans = zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True)
+    for (start, end), (first, last) in spans:
+        queries, keys = end - start, last - first
+        mask = None
+        if queries != keys or -1 < window_size[0] < keys - 1:
+            # The last query attends to the last key.
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
+            if window_size[0] > -1:
+                mask.triu_(keys - queries - window_size[0])
+        heads = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
+        out = F.scaled_dot_product_attention(
+            *heads, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+        )
+        found.append(out[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+ALL_ATTENTION_FUNCTIONS.register(VARLEN, packed_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, sdpa_mask)

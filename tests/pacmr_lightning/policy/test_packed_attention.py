@@ -1,0 +1,200 @@
+"""Packed pairs with shared prompts: equal to separate sequences, and where they are taken or refused.
+
+``varlen_attn`` runs on GPUs only. Here SDPA runs each sequence; what the kernel is called with is checked on
+tensors without contents.
+"""
+
+import inspect
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from pacmr_lightning.batch import PairBatch, Segment
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy import PolicyModel, packed_attention
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
+from pacmr_lightning.policy.packed_attention import VARLEN, Packing, looped_attention
+from pacmr_lightning.policy.token_layout import packed_shared_rows
+
+from ..conftest import SHAPE
+
+GPU = torch.device("cuda")
+PACKED = AttentionPlan(VARLEN, "packed_shared")
+
+
+def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
+    use_attention(policy.model, VARLEN if layout == "packed_shared" else "sdpa")
+    found = policy.log_probs_in(layout, batch)
+    loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
+    return [found.chosen, found.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"])
+def test_equal_to_separate_sequences(name, recomputed, make_policy, make_batch):
+    """Of rotary and absolute positions, grouped heads, and windows that prompts exceed; in float64."""
+    policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
+    truth = values_and_gradient(policy, "plain", batch)
+    found = values_and_gradient(policy, "packed_shared", batch)
+    torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
+
+
+def test_experts(make_batch, tmp_path):
+    config = MixtralConfig(**{**SHAPE, "num_local_experts": 4, "sliding_window": 7})
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"], layout="packed_shared")
+    policy.build(announce=False)
+    found, batch = policy.log_probs(make_batch()), make_batch()
+    assert policy._plan == PACKED
+    use_attention(policy.model, "sdpa")
+    torch.testing.assert_close(found.chosen, policy.log_probs_in("plain", batch).chosen, atol=1e-4, rtol=0)
+
+
+def test_the_row_has_no_padding(make_batch):
+    batch = make_batch()
+    rows = packed_shared_rows(batch)
+    assert rows.input_ids.shape == (1, batch.token_count) and batch.token_count < batch.input_ids.numel()
+    assert rows.token_pair[0].bincount().tolist() == (batch.segment_ids != Segment.PAD).sum(1).tolist()
+
+
+def test_packing():
+    """Of two pairs with 2 and 1 prompt tokens: columns 0 to 5, and 6 to 10."""
+    packing = Packing.of(torch.tensor([[2, 1, 3], [1, 2, 2]]))
+    assert packing.query_ends.tolist() == [0, 3, 6, 9, 11] and packing.query_ends.dtype == torch.int32
+    assert packing.key_ends.tolist() == [0, 3, 8, 11, 14] and packing.longest == (3, 5)
+    first, second = [0, 1, 2, 0, 1, 3, 4, 5], [6, 7, 8, 6, 9, 10]
+    assert packing.keys.tolist() == first + second
+
+
+def reference(query, key, value, packing: Packing, window: int | None) -> torch.Tensor:
+    """Of one mask over all sequences."""
+    ends = [n.long() for n in (packing.query_ends, packing.key_ends)]
+    sequence = [torch.arange(len(n) - 1).repeat_interleave(n.diff()) for n in ends]
+    # Places counted from the end.
+    places = [torch.arange(len(s)) - n[1:][s] for s, n in zip(sequence, ends, strict=True)]
+    distance = places[0][:, None] - places[1]
+    mask = (sequence[0][:, None] == sequence[1]) & (distance >= 0)
+    if window is not None:
+        mask &= distance < window
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key).div(2).masked_fill(~mask, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 40])
+def test_looped_attention(window):
+    packing = Packing.of(torch.tensor([[9, 3, 5], [1, 1, 8], [4, 6, 1]]))
+    torch.manual_seed(0)
+    count, keys = int(packing.query_ends[-1]), int(packing.key_ends[-1])
+    query, key, value = (
+        torch.randn(n, heads, 8, dtype=torch.float64) for n, heads in ((count, 4), (keys, 2), (keys, 2))
+    )
+    left = -1 if window is None else window - 1
+    ends = packing.query_ends, packing.key_ends
+    found = looped_attention(query, key, value, *ends, *packing.longest, scale=0.5, window_size=(left, 0))
+    torch.testing.assert_close(found, reference(query, key, value, packing, window))
+
+
+def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
+    """With the arguments of a model of grouped heads and windows."""
+    calls = []
+
+    def watched(*arguments, **options):
+        inspect.signature(varlen_attn).bind(*arguments, **options)
+        calls.append((arguments, options))
+        return looped_attention(*arguments, **options)
+
+    monkeypatch.setattr(packed_attention, "looped_attention", watched)
+    policy = make_policy("qwen2-mixed", layout="packed_shared")
+    policy.log_probs(make_batch())
+    assert [options["window_size"] for _, options in calls[-2:]] == [(-1, 0), (6, 0)]
+    assert {options["scale"] for _, options in calls} == {8**-0.5}
+    arguments, options = calls[-1]
+    with torch.device("meta"):
+        heads = [torch.empty(x.shape, dtype=torch.bfloat16, requires_grad=True) for x in arguments[:3]]
+        ends = [torch.empty(x.shape, dtype=torch.int32) for x in arguments[3:5]]
+        out = varlen_attn(*heads, *ends, *arguments[5:], **options)
+        assert out.shape == arguments[0].shape
+        gradients = torch.autograd.grad(out.sum(), heads)
+    assert [g.shape for g in gradients] == [x.shape for x in arguments[:3]]
+
+
+def test_auto_on_a_gpu(make_policy):
+    """Half precision, and nothing that the layout does not go with."""
+
+    def first(name="llama", device=GPU, compiles=False, **options):
+        policy = make_policy(name, **{"dtype": "bfloat16", **options})
+        asked = policy.model, policy.attn_implementation, policy.layout
+        return attention_plans(*asked, device, compiles)[0]
+
+    assert first() == [PACKED, *(AttentionPlan("sdpa", name) for name in ("shared", "separate", "plain"))]
+    assert first("gpt2")[0] == PACKED
+    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"}, {"layout": "shared"})
+    others = (*others, {"compiles": True}, {"device": torch.device("cpu")})
+    for options in others:
+        assert first(**options)[0] == AttentionPlan("sdpa", "shared"), options
+
+
+def test_asked_for(make_policy, make_batch, caplog):
+    policy, batch = make_policy(layout="packed_shared"), make_batch()
+    with caplog.at_level(logging.INFO):
+        policy.log_probs(batch)
+    assert policy._plan == PACKED
+    assert "computed from pairs with a shared prompt packed into one row with varlen attention" in caplog.text
+    # Other passes of the same model have the kernel's masks.
+    plain = policy.log_probs_in("plain", batch)
+    tokens = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
+    use_attention(policy.model, "sdpa")
+    assert torch.equal(plain.chosen, policy.log_probs_in("plain", batch).chosen)
+    again = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
+    assert torch.equal(tokens, again) and tokens.shape[1] > 4
+
+
+def test_capped_scores_fall_back(make_batch, tmp_path):
+    """Gemma 2 caps its scores, and its logits."""
+    Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)).save_pretrained(tmp_path)
+    policy = PolicyModel(str(tmp_path), layout="packed_shared")
+    policy.build(announce=False)
+    with pytest.warns(UserWarning, match=r"packed_shared layout \(it fails with ValueError: .*no softcap"):
+        policy.log_probs(make_batch())
+    assert policy._plan.attention != VARLEN
+
+
+def test_a_kernel_that_aligns_to_the_start_is_found(make_policy, make_batch, monkeypatch):
+    """As FlashAttention did before its version 2.1: a response's first token sees the prompt's first only."""
+
+    def aligned(query, key, value, query_ends, key_ends, *longest, scale, **_):
+        spans = zip(query_ends.diff().tolist(), key_ends.diff().tolist(), strict=True)
+        masks = [torch.ones(queries, keys, dtype=torch.bool).tril() for queries, keys in spans]
+        heads = (x.transpose(0, 1)[None] for x in (query, key, value))
+        mask = torch.block_diag(*masks).bool()
+        found = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
+        return found[0].transpose(0, 1)
+
+    monkeypatch.setattr(packed_attention, "looped_attention", aligned)
+    policy = make_policy(layout="packed_shared")
+    with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
+        policy.log_probs(make_batch())
+    assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"attn_implementation": "sdpa"},
+            "attn_implementation is sdpa, but .* set attn_implementation to auto",
+        ),
+        ({"compile": True}, "compile is true, but .* set compile to false, or layout to auto"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        PolicyModel("unused", layout="packed_shared", **options)
+    with pytest.raises(UserError, match="attn_implementation is varlen, but it must be one of auto, eager"):
+        PolicyModel("unused", attn_implementation=VARLEN)
