@@ -166,7 +166,7 @@ def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]
     return (
         f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
         f"Judging: {len(left)} comparisons with {sweep.evaluate.judge.name}, "
-        f"{calls.told(sweep.evaluate)}{lengths}"
+        f"{calls.sentence(sweep.evaluate)}{lengths}"
     )
 
 
