@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -85,7 +86,8 @@ class Interval:
     def _is_too_slow(self, trainer: Trainer, began: float) -> bool:
         if not self.limited or self.last is None:
             return False
-        callbacks: list = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it undeclared
+        # Lightning sets the attribute without declaring it.
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = {each: getattr(each, "interval", None) for each in callbacks}
         limited = {each: i for each, i in found.items() if isinstance(i, Interval) and i.limited}
         if any(interval.last == trainer.global_step for interval in limited.values()):

@@ -1,10 +1,11 @@
-"""The learning rate that a model's size asks for."""
+"""The learning rate that a model's size asks for, and the points of short runs' curves."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from pacmr_lightning.modules.schedule import LEARNING_RATES, suited_learning_rate
+from pacmr_lightning.modules.schedule import LEARNING_RATES, log_short_run, suited_learning_rate
 from pacmr_lightning.policy.base_model import parameter_count
 
 
@@ -36,3 +37,19 @@ def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
     folder = tiny_llama(tmp_path / "model")
     (tmp_path / "model/model.safetensors").unlink()
     assert parameter_count(folder) == 512 * 16 * 2 + 4 * 16 * 16 + 3 * 16 * 16 + 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("updates", "every", "used"),
+    [(1, 10, 1), (9, 10, 1), (19, 10, 1), (20, 10, 10), (5, 1, 1), (99, 50, 1), (5, 0, 0)],
+)
+def test_a_short_run_logs_each_update(monkeypatch, caplog, updates, every, used):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("pacmr_lightning.modules.schedule.planned_updates", lambda trainer: updates)
+    trainer = SimpleNamespace(log_every_n_steps=every, loggers=["one"])
+    log_short_run(trainer)
+    assert trainer.log_every_n_steps == used
+    assert (f"each of the run's {updates} updates" in caplog.text) == (used != every)
+    silent = SimpleNamespace(log_every_n_steps=every, loggers=[])
+    log_short_run(silent)
+    assert silent.log_every_n_steps == every
