@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from ..batch import UNKNOWN
 from ..errors import UserError
@@ -64,12 +65,12 @@ def draw_learning_curves(runs: list[str], path: str) -> None:
 
 def _draw_rewards(axis: Axes, metrics: list[dict[str, float]], names: list[str], colors: list[str]) -> None:
     """Draw gold reward ± standard error against KL, a labelled point per run."""
+    widest = max(found[KL] for found in metrics) or 1
     for found, name, color in zip(metrics, names, colors, strict=True):
         error = found.get(f"{REWARD}_stderr", 0)
         axis.errorbar(found[KL], found[REWARD], error, fmt="o", color=color, ms=6, capsize=2)
-        label = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-        axis.annotate(name, (found[KL], found[REWARD]), color=color, **label)
-    axis.set_xlim(0, 1.55 * max(found[KL] for found in metrics) or 1)
+        axis.text(found[KL] + 0.08 * widest, found[REWARD], name, color=color, va="center", size=9)
+    axis.set_xlim(0, 1.55 * widest)
     axis.margins(y=0.15)
     axis.set(xlabel="KL to the reference (nats)", ylabel="Gold reward of sampled responses")
 
@@ -90,7 +91,7 @@ def _draw_curves(
             1.02, at, names[i], color=colors[i], transform=axis.get_yaxis_transform(), va="center", size=9
         )
     axis.set(xlabel="Policy updates", ylabel=label, ylim=(low, high))
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _draw_weights(axis: Axes, runs: list[str]) -> None:
