@@ -1,9 +1,6 @@
 """The documentation as a site: ``make docs`` writes it to build/docs."""
 
-import re
 from importlib.metadata import version as installed_version
-
-from sphinx.application import Sphinx
 
 project = "pacmr-lightning"
 copyright = "the pacmr-lightning authors"
@@ -25,13 +22,3 @@ autodoc_typehints_description_target = "documented"
 # What a class inherits from torch or Lightning is said there.
 autodoc_default_options = {"members": True, "show-inheritance": True, "imported-members": True}
 napoleon_use_ivar = True
-
-
-def leaves_the_site(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace links to files outside docs/ by their paths."""
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./([^()\s]+)\)", r"\1 (`\2`)", source[0])
-
-
-def setup(app: Sphinx) -> None:
-    """Sphinx calls this when it reads the file."""
-    app.connect("source-read", leaves_the_site)
