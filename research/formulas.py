@@ -1,8 +1,8 @@
 """Sections 3 and 4 and appendices B to D of Qu et al. as functions of pairs z = (x, y_a, y_b).
 
-Arguments are numbers or float32 or float64 tensors that broadcast against each other, one entry per pair; each
-result has the broadcast shape and the tensors' dtype, float64 where all arguments are numbers. Label 0: y_a is
-better. Everything is differentiable, in a rate where it is above 0. The names:
+Arguments are numbers or float32 or float64 tensors that broadcast against each other, one entry per pair;
+each result has the broadcast shape and the tensors' dtype, float64 where all arguments are numbers. Label 0:
+y_a is better. Everything is differentiable, in a rate where it is above 0. The names:
 
     u               implicit reward difference, y_a's less y_b's, in nats
     eta             P(Y = 0 | z) of the clean label, in (0, 1)

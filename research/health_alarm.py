@@ -3,8 +3,8 @@
     python -m research.health_alarm --model runs/quickstart/sft/model --output runs/health-alarm [--jobs 2]
 
 Trains every setting below in the synthetic benchmark with the Health callback (which warns and does not
-stop), measures the clean accuracy of 512 validation pairs along the way, and prints for each run whether it fell
-by more than 0.05 under its peak so far, when, and when the alarm came. Everything but the alarm's
+stop), measures the clean accuracy of 512 validation pairs along the way, and prints for each run whether it
+fell by more than 0.05 under its peak so far, when, and when the alarm came. Everything but the alarm's
 thresholds is ordinary: ``pacmr fit`` with the configs of the quickstart. Long runs are 1,250 updates on
 40,000 pairs, in which hard pseudo-labels collapse; short ones are the quickstart's 200 on 6,400.
 Runs that are in the output folder already are not trained again.

@@ -49,7 +49,10 @@ TERMS = {
 }
 """Patterns of writing.md's left column, and the words in their place."""
 OPENINGS = re.compile(r"(What|Whether|Those|Who|Of)\b")
-CODE = re.compile(r"```.*?```|``[^`]*``|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+|\{[^{}]*\}", re.DOTALL)
+CODE = re.compile(
+    r"```.*?```|``[^`]*``|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:yaml|py|md|csv|png|jsonl)\b|\{[^{}]*\}",
+    re.DOTALL,
+)
 SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+[A-Za-z]{2,}")
 
 

@@ -396,15 +396,14 @@ def test_tldr():
 
 def test_alpha_in_vnets_gradient():
     """Means and standard errors over the kept seeds, and the paired differences of the paper's VNet."""
-    text = (DOCS / "methods.md").read_text(encoding="utf-8").split("### Alpha in VNet's gradient")[1]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.split("## The theory")[0].splitlines()
+        for line in notebook("vnet").splitlines()
         if re.match(r"\| [^|]+ \| (true|false|difference) \|", line)
     ]
     frame = kept_runs("alpha").set_index(["method", "alpha_in_gradient", "seed"])
     columns = ["slope", "weight_gap", "gold_reward", "sequence_kl"]
-    vnets = {"the paper's": "pacmr", "fast, beta 4": "pacmr_fast_4", "fast": "pacmr_fast"}
+    vnets = {"of Qu et al.": "pacmr", "fast, beta 4": "pacmr_fast_4", "fast": "pacmr_fast"}
     assert len(rows) > 2
     for vnet, alpha, seeds, *cells in rows:
         found = frame.loc[vnets[vnet]][columns]
