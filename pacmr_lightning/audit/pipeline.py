@@ -55,7 +55,7 @@ class AuditResult:
     @property
     def statement(self) -> str:
         """The noise rate with its uncertainty, or why there is none."""
-        return f"Estimated noise rate: {rate_in_words(self.findings.rate)}."
+        return f"Noise rate: {rate_in_words(self.findings.rate)}."
 
     def _repr_html_(self) -> str:
         """Return the statement and the most suspected pairs, as a notebook shows them."""

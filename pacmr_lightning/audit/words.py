@@ -72,7 +72,7 @@ def fit_in_words(rate: NoiseRate) -> str:
     worst = rate.tenths.iloc[int(((rate.tenths["against"] - fitted) / error).abs().fillna(0).argmax())]
     said = (
         f"The labels contradict the curve (score test over parts by |u|, {chance}), most at |u| of about "
-        f"{worst['size']:.2g}: {worst['against']:.1%} disagree with the policy, the curve has "
+        f"{worst['size']:.2g}: {worst['against']:.1%} disagree with the scorer, the curve has "
         f"{worst['fitted']:.1%}."
     )
     if rate.known and rate.tenths["against"].iloc[-1] < rate.rate:
@@ -105,7 +105,7 @@ def findings_in_words(findings: Findings) -> list[str]:
     )
     told.append(
         "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m the "
-        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the policy. {fit}"
+        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the scorer. {fit}"
     )
     told.append(fit_in_words(rate))
     if rate.known and not rate.separates:
@@ -114,7 +114,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         said, score = "P(wrong) = sigmoid(logit(rate) - k u)", "u"
         if scorer == "vnet":
             said, score = f"{said}, as a falling function of the weight by isotonic regression", "weight"
-        cut = "" if findings.cut is None else f", which is a {score} below {findings.cut:.3g}"
+        cut = "" if findings.cut is None else f" ({score} below {findings.cut:.3g})"
         told.append(
             f"{said}. Labels with P(wrong) above {findings.threshold:g}{cut} are suspected label errors: "
             f"{findings.suspects:,} of {len(findings.pairs):,}. The noise rate counts errors below the "
@@ -124,7 +124,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         told.append("So no label is suspected; the ranks say which pairs to read first.")
     told.append(
         f"In the tenth of the pairs with the largest |u|, {top['against']:.1%} ± {top['stderr']:.1%} of the "
-        "labels disagree with the policy."
+        "labels disagree with the scorer."
         + (
             " For errors that are independent of the pair, the noise rate is no higher, up to that error."
             if scorer in _UNSEEN

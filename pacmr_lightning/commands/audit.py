@@ -89,7 +89,7 @@ def show(found: AuditResult) -> None:
 
     rate = findings.rate
     for scorer, by_scorer in findings.rates.items():
-        print_result(f"Estimated noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
+        print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if not rate.identified:
         untold = "--fallback_share" if rate.separates else "--share"
         say(
