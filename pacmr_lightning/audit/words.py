@@ -27,7 +27,10 @@ COIN_FLIPS = (
     "information."
 )
 _LEARNED = "u comes from a policy that was trained on these labels, wrong ones included"
-_PLACES = {"length": "with responses of different length", "word": "where only one response has it"}
+_PLACES = {
+    "length": "whose responses differ in length",
+    "word": "with the word “{trait}” in only one response",
+}
 SHOWN = 5
 _RULE_OR_QUALITY = (
     "The scorer prefers the opposite of these labels. That may be what makes responses better, or a spurious "
@@ -160,12 +163,12 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
         follows, *ends = (
             row[name] if has else 1 - row[name] for name in ("in_all", "in_all_low", "in_all_high")
         )
-        which = f"the response {'with' if has else 'without'} the word “{row['trait']}”"
+        which = f"the response {'with' if has else 'without'} it"
         if row["kind"] == "length":
             which = f"the {'longer' if has else 'shorter'} response"
         said = (
             f"Labels follow a shortcut: in {share_of(follows)} of {row['suspects'] + row['others']:,} pairs "
-            f"{_PLACES[row['kind']]}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
+            f"{_place(row)}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
             f"{share_of(max(ends))})"
         )
         if rate.identified and min(ends) > 1 - rate.rate:
@@ -196,6 +199,10 @@ def traits_in_words(
     return [*told, _RULE_OR_QUALITY] if found["kind"].isin(list(_PLACES)).any() else told
 
 
+def _place(row: dict[Hashable, Any]) -> str:
+    return _PLACES[row["kind"]].format(trait=row["trait"])
+
+
 def share_of(share: float) -> str:
     """Return a fraction in percent, with tenths near 0 and 1."""
     return f"{share:.0%}" if 0.02 <= share <= 0.98 or share in (0, 1) else f"{share:.1%}"
@@ -219,11 +226,11 @@ def _trait_sentence(row: dict[Hashable, Any], doubted: str) -> str:
     points = [100 * row[name] for name in ("difference", "low", "high")]
     size, low, high = points if more else (-points[0], -points[2], -points[1])
     first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspects", "in_others"))
-    said = f"{'has' if more else 'lacks'} the word “{row['trait']}”"
+    said = "has it" if more else "lacks it"
     if row["kind"] == "length":
         said = f"is the {'longer' if more else 'shorter'} one"
     return (
-        f"Of the {row['suspects']:,} {doubted} {_PLACES[row['kind']]}, the chosen response {said} in "
+        f"Of the {row['suspects']:,} {doubted} {_place(row)}, the chosen response {said} in "
         f"{share_of(first)}, against {share_of(second)} of the {row['others']:,} other pairs (difference "
         f"{size:.0f} points, 95% interval {low:.0f} to {high:.0f})."
     )

@@ -80,6 +80,8 @@ def show(found: AuditResult) -> None:
     for name in columns:
         table.add_column(_FORMS[name][0], justify="right")
     for row in findings.methods.to_dict("records"):
+        if row["method"] != NAMES[findings.scorer] and not row["suspects"] and pd.isna(row["auroc"]):
+            continue  # a score without a result
         cells = ("-" if pd.isna(row[name]) else _FORMS[name][1].format(row[name]) for name in columns)
         table.add_row(row["method"], *cells)
     print_result(table)

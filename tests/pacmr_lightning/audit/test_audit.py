@@ -134,9 +134,9 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
         assert traits.loc[word, "suspects"] == decided.sum()
         assert traits.loc[word, "in_suspects"] == pytest.approx(first[decided].mean())
     assert (traits["kind"] == "word").sum() >= 5, "words were compared"
-    assert "labels against the policy" in " ".join(capsys.readouterr().out.split())
+    assert "contradicted labels" in " ".join(capsys.readouterr().out.split())
     page = (run / "audit/report.html").read_text()
-    assert "By annotator" in page and "What labels against the policy have in common" in page
+    assert "By annotator" in page and "What contradicted labels have in common" in page
 
 
 def test_the_reference_is_not_asked_again(run, monkeypatch):
