@@ -145,7 +145,7 @@ def test_a_planted_length():
     assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
     assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
     shown = traits_in_words(table, pd.DataFrame(), "suspects")
-    assert "is the shorter one in 100% of the" in shown[0]
+    assert "is the shorter one in 100%, against" in shown[0]
 
 
 def test_a_planted_annotator():
