@@ -132,6 +132,8 @@ def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
 
 
 def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
+    assert "There is no folder whol of a run; did you mean whole?" in refused(capsys, "audit", "whol")
+    assert "a run; give the pairs, as in --data" in refused(capsys, "audit", "some/model")
     said = refused(capsys, "audit", "whole", "--output", "found")
     assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
     said = refused(capsys, "audit", run, *options(run))
