@@ -51,6 +51,13 @@ def _switch_offline(offline: bool) -> None:
     _offline[:] = [True] if offline else []
 
 
+def similar_folder(path: Path) -> Path | None:
+    """Return the folder beside a path that has the most similar name, if any."""
+    folders = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, folders, 1, 0.7)
+    return path.parent / near[0] if near else None
+
+
 def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
     """Return the folder or Hub id of a model or dataset (``kind``).
 
@@ -66,9 +73,8 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path)
-    folders = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, folders, 1, 0.7)
-    hint = f"did you mean {path.parent / near[0]}?" if near else "check the spelling, or name a folder."
+    near = similar_folder(path)
+    hint = f"did you mean {near}?" if near else "check the spelling, or name a folder."
     try:
         validate_repo_id(name)
     except HFValidationError:

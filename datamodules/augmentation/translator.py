@@ -113,6 +113,8 @@ class Translator:
     def _load(self, factory: Any, **options: Any) -> Any:
         try:
             return factory.from_pretrained(locate(self.name), **options)
+        except UserError as error:
+            raise UserError(f"{self._option}: {error}") from None
         except ImportError as error:
             if "sentencepiece" not in str(error).lower():
                 raise

@@ -90,7 +90,7 @@ def upload(
         f"{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of {len(findings.pairs):,} "
         f"audited pairs {findings.suspects:,} are suspected label errors: P(wrong) is above "
         f"{findings.threshold:g} by {NAMES[findings.scorer]}.",
-        f"Estimated noise rate before: {rate_in_words(findings.rate)}.",
+        f"Noise rate before: {rate_in_words(findings.rate)}.",
         f"```bash\n{command}\n```",
         f"Made with pacmr-lightning {importlib.metadata.version('pacmr-lightning')}.",
     ]

@@ -42,10 +42,10 @@ class Findings:
 
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
-        """Name and (N,) mask by rank of suspected label errors; else of labels the scorer disagrees with."""
+        """Name and (N,) mask by rank of suspected label errors, else of labels against the scorer."""
         if self.suspects:
             return "suspected label errors", self.pairs["suggested"].eq("flip").to_numpy()
-        return "labels that the scorer disagrees with", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
+        return "contradicted labels", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
 
     @property
     def suspects(self) -> int:

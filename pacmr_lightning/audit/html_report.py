@@ -92,7 +92,7 @@ def html_report(
         notes=notes,
         figures={
             "Distribution of the score with the threshold": _png(_distribution(findings)),
-            "Labels that disagree with the policy by |u|, with the fit": _png(_against(findings)),
+            "Labels that disagree with the scorer by |u|, with the fit": _png(_against(findings)),
         },
         threshold=findings_in_words(findings),
         doubted=doubted,
@@ -320,7 +320,7 @@ def _against(findings: Findings) -> Figure:
         axis.axhline(100 * rate.rate, color=WRONG, linestyle="--", linewidth=1.4, label="noise rate")
         axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
     axis.set(xlabel="$|u|$ (nats)", ylabel="Labels that disagree (%)", xlim=(0, size[-1]))
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False, loc="upper right")
     axis.grid(alpha=0.3)

@@ -14,6 +14,7 @@ import pandas as pd
 from ..datamodules import Source, pairs_of
 from ..errors import UserError
 from ..files import check_writable, content_digest, replacing, write_json
+from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
@@ -55,7 +56,7 @@ class AuditResult:
     @property
     def statement(self) -> str:
         """The noise rate with its uncertainty, or why there is none."""
-        return f"Estimated noise rate: {rate_in_words(self.findings.rate)}."
+        return f"Noise rate: {rate_in_words(self.findings.rate)}."
 
     def _repr_html_(self) -> str:
         """Return the statement and the most suspected pairs, as a notebook shows them."""
@@ -97,6 +98,10 @@ def audit(
         raise UserError(f"source is given, but {run} is a run, which has its own pairs; leave it out.")
     if source is None and not is_run and any(Path(run).glob("*config.json")):
         raise UserError(f"{run} is a model and no run; give the pairs, as in --data pairs.jsonl.")
+    if source is None and not Path(run).is_dir():
+        near = similar_folder(Path(run))
+        hint = f"did you mean {near}?" if near else "give the pairs, as in --data pairs.jsonl, for a model."
+        raise UserError(f"There is no folder {run} of a run; {hint}")
     if isinstance(source, (str, Path)):
         source = pairs_of(source)
     folder = Path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))

@@ -27,7 +27,10 @@ COIN_FLIPS = (
     "information."
 )
 _LEARNED = "u comes from a policy that was trained on these labels, wrong ones included"
-_PLACES = {"length": "with responses of different length", "word": "where only one response has it"}
+_PLACES = {
+    "length": "whose responses differ in length",
+    "word": "with the word “{trait}” in only one response",
+}
 SHOWN = 5
 _RULE_OR_QUALITY = (
     "The scorer prefers the opposite of these labels. That may be what makes responses better, or a spurious "
@@ -72,7 +75,7 @@ def fit_in_words(rate: NoiseRate) -> str:
     worst = rate.tenths.iloc[int(((rate.tenths["against"] - fitted) / error).abs().fillna(0).argmax())]
     said = (
         f"The labels contradict the curve (score test over parts by |u|, {chance}), most at |u| of about "
-        f"{worst['size']:.2g}: {worst['against']:.1%} disagree with the policy, the curve has "
+        f"{worst['size']:.2g}: {worst['against']:.1%} disagree with the scorer, the curve has "
         f"{worst['fitted']:.1%}."
     )
     if rate.known and rate.tenths["against"].iloc[-1] < rate.rate:
@@ -105,7 +108,7 @@ def findings_in_words(findings: Findings) -> list[str]:
     )
     told.append(
         "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m the "
-        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the policy. {fit}"
+        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the scorer. {fit}"
     )
     told.append(fit_in_words(rate))
     if rate.known and not rate.separates:
@@ -114,7 +117,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         said, score = "P(wrong) = sigmoid(logit(rate) - k u)", "u"
         if scorer == "vnet":
             said, score = f"{said}, as a falling function of the weight by isotonic regression", "weight"
-        cut = "" if findings.cut is None else f", which is a {score} below {findings.cut:.3g}"
+        cut = "" if findings.cut is None else f" ({score} below {findings.cut:.3g})"
         told.append(
             f"{said}. Labels with P(wrong) above {findings.threshold:g}{cut} are suspected label errors: "
             f"{findings.suspects:,} of {len(findings.pairs):,}. The noise rate counts errors below the "
@@ -124,7 +127,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         told.append("So no label is suspected; the ranks say which pairs to read first.")
     told.append(
         f"In the tenth of the pairs with the largest |u|, {top['against']:.1%} ± {top['stderr']:.1%} of the "
-        "labels disagree with the policy."
+        "labels disagree with the scorer."
         + (
             " For errors that are independent of the pair, the noise rate is no higher, up to that error."
             if scorer in _UNSEEN
@@ -160,12 +163,12 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
         follows, *ends = (
             row[name] if has else 1 - row[name] for name in ("in_all", "in_all_low", "in_all_high")
         )
-        which = f"the response {'with' if has else 'without'} the word “{row['trait']}”"
+        which = f"the response {'with' if has else 'without'} it"
         if row["kind"] == "length":
             which = f"the {'longer' if has else 'shorter'} response"
         said = (
             f"Labels follow a shortcut: in {share_of(follows)} of {row['suspects'] + row['others']:,} pairs "
-            f"{_PLACES[row['kind']]}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
+            f"{_place(row)}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
             f"{share_of(max(ends))})"
         )
         if rate.identified and min(ends) > 1 - rate.rate:
@@ -196,6 +199,10 @@ def traits_in_words(
     return [*told, _RULE_OR_QUALITY] if found["kind"].isin(list(_PLACES)).any() else told
 
 
+def _place(row: dict[Hashable, Any]) -> str:
+    return _PLACES[row["kind"]].format(trait=row["trait"])
+
+
 def share_of(share: float) -> str:
     """Return a fraction in percent, with tenths near 0 and 1."""
     return f"{share:.0%}" if 0.02 <= share <= 0.98 or share in (0, 1) else f"{share:.1%}"
@@ -219,11 +226,11 @@ def _trait_sentence(row: dict[Hashable, Any], doubted: str) -> str:
     points = [100 * row[name] for name in ("difference", "low", "high")]
     size, low, high = points if more else (-points[0], -points[2], -points[1])
     first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspects", "in_others"))
-    said = f"{'has' if more else 'lacks'} the word “{row['trait']}”"
+    said = "has it" if more else "lacks it"
     if row["kind"] == "length":
         said = f"is the {'longer' if more else 'shorter'} one"
     return (
-        f"Of the {row['suspects']:,} {doubted} {_PLACES[row['kind']]}, the chosen response {said} in "
+        f"Of the {row['suspects']:,} {doubted} {_place(row)}, the chosen response {said} in "
         f"{share_of(first)}, against {share_of(second)} of the {row['others']:,} other pairs (difference "
         f"{size:.0f} points, 95% interval {low:.0f} to {high:.0f})."
     )

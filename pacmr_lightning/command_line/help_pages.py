@@ -97,8 +97,9 @@ def _told(node: ast.FunctionDef) -> str:
     return text.partition("\n\nRaises:")[0]
 
 
-def _options(node: ast.FunctionDef | ast.ClassDef, file: Path) -> Iterator[_Option]:
+def _options(node: ast.stmt, file: Path) -> Iterator[_Option]:
     """Yield the parameters of a function, or a dataclass's fields; ``**name`` are those of a dataclass."""
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
     described = _described(ast.get_docstring(node) or "")
     if isinstance(node, ast.ClassDef):
         for field in node.body:
@@ -109,11 +110,11 @@ def _options(node: ast.FunctionDef | ast.ClassDef, file: Path) -> Iterator[_Opti
         return
     given = node.args
     defaults: list[ast.expr | None] = [None] * (len(given.args) - len(given.defaults))
-    for argument, default in zip(
+    for argument, assigned in zip(
         [*given.args, *given.kwonlyargs], [*defaults, *given.defaults, *given.kw_defaults], strict=True
     ):
         kind = ast.unparse(argument.annotation) if argument.annotation else "str"
-        value = None if default is None else _value(default, file)
+        value = None if assigned is None else _value(assigned, file)
         yield _Option(argument.arg, kind, described.get(argument.arg, ""), value, file)
     if given.kwarg:
         for call in (part for part in ast.walk(node) if isinstance(part, ast.Call)):

@@ -80,6 +80,8 @@ def show(found: AuditResult) -> None:
     for name in columns:
         table.add_column(_FORMS[name][0], justify="right")
     for row in findings.methods.to_dict("records"):
+        if row["method"] != NAMES[findings.scorer] and not row["suspects"] and pd.isna(row["auroc"]):
+            continue  # a score without a result
         cells = ("-" if pd.isna(row[name]) else _FORMS[name][1].format(row[name]) for name in columns)
         table.add_row(row["method"], *cells)
     print_result(table)
@@ -89,7 +91,7 @@ def show(found: AuditResult) -> None:
 
     rate = findings.rate
     for scorer, by_scorer in findings.rates.items():
-        print_result(f"Estimated noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
+        print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if not rate.identified:
         untold = "--fallback_share" if rate.separates else "--share"
         say(

@@ -292,7 +292,10 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     ("arguments", "message"),
     [
         (["--output", "out.csv"], "output is 'out.csv', but it must be a file that ends in .parquet"),
-        (["--output", "o.parquet", "--rewriter.forward", "./no"], "forward is './no', but there is no such"),
+        (
+            ["--output", "o.parquet", "--rewriter.forward", "./no"],
+            "forward: The model folder ./no does not exist",
+        ),
         (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
     ],

@@ -132,6 +132,8 @@ def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
 
 
 def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
+    assert "There is no folder whol of a run; did you mean whole?" in refused(capsys, "audit", "whol")
+    assert "a run; give the pairs, as in --data" in refused(capsys, "audit", "some/model")
     said = refused(capsys, "audit", "whole", "--output", "found")
     assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
     said = refused(capsys, "audit", run, *options(run))
@@ -158,7 +160,7 @@ def test_a_name_that_is_no_file_is_a_dataset():
 def test_from_python(finished, train_file, tmp_path):
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
-    assert found.noise_rate == 0.3 and found.statement == "Estimated noise rate: 30.0%, as given."
+    assert found.noise_rate == 0.3 and found.statement == "Noise rate: 30.0%, as given."
     pd.testing.assert_frame_equal(
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
     )

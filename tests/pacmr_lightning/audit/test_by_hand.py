@@ -78,8 +78,8 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
     assert not sample["contradicts"] and sample["own_low"] < sample["own"] < sample["own_high"]
     share = f"{count / SAMPLE:.1%}"
-    assert f"Of {SAMPLE} labels that were drawn at random and decided by hand, {count} are wrong" in said
-    assert f"The audit takes {share}" in said and f"{share}, as given" in said
+    assert f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong" in said
+    assert f"The audit uses a noise rate of {share}" in said and f"{share}, as given" in said
     assert f"{count} are wrong: {share}" in (audit.folder / "report.html").read_text()
 
     kept = pd.read_parquet(audit.folder / "pairs.parquet").set_index("id")
@@ -108,7 +108,7 @@ def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", lambda *of: asked.append(of) or rate(*of))
     wrong = next(row for row in audit.drawn if row["decision"] == "swap")
     table = audit(decisions=audit.decide("one.jsonl", [wrong]))
-    assert "These are too few to tell the audit a share." in " ".join(capsys.readouterr().out.split())
+    assert "These are too few for a noise rate." in " ".join(capsys.readouterr().out.split())
     assert len(asked) == 1
     rest = [name for name in table.index if name != wrong["id"]]
     pd.testing.assert_series_equal(table["p_wrong"][rest], plain["p_wrong"][rest])

@@ -57,7 +57,7 @@ def test_what_it_says_beside_the_audit():
     near, far = SampleEstimate(30, 70, 0, 3), SampleEstimate(3, 97, 0, 0)
     assert not near.contradicts(own) and far.contradicts(own)
     first, second = near.sentences(own, near.told)
-    assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure are left" in first
+    assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure pairs are excl" in first
     assert second == "The audit takes 30.0%."
     assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
     given = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
@@ -73,7 +73,7 @@ A = '{"id": "a", "decision": "keep"'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no decision; make some on the report's page"),
+        ("", "has no decisions; make some on the report's page"),
         ("id,decision\na,keep\n", "line 1 is not JSON (Expecting value at column 1)"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
         ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, swap, "),
@@ -115,7 +115,9 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_pairs_that_the_run_does_not_have(tmp_path):
     path = write(tmp_path / "d.jsonl", [row("a", "keep", observed="chosen"), row("z", "keep")])
     decisions = read_decisions(path)
-    with pytest.raises(UserError, match=r"the pair 'z', which is no training pair here \(1 of 2 are not\)"):
+    with pytest.raises(
+        UserError, match=r"a decision on 'z', which is no training pair here \(1 of 2 are not\)"
+    ):
         decisions.check(["a", "b"], [False, False])
     with pytest.raises(UserError, match=r"the pair 'a' with the other label .* a run with the same noise"):
         decisions.check(["a", "z"], [True, False])

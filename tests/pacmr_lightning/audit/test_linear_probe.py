@@ -74,5 +74,5 @@ def test_a_feature_that_never_differs():
 
 def test_too_few_prompts():
     found, prompts, _ = pairs(12)
-    with pytest.raises(UserError, match="4 prompts"):
+    with pytest.raises(UserError, match="4 distinct prompts"):
         probe_log_odds(found, prompts)

@@ -260,6 +260,6 @@ def test_the_part_that_is_named():
     u[near & (rng.random(6000) < 0.5)] *= -1
     share = estimate_noise_rate(u, np.arange(6000), resamples=5)
     assert (share.tenths["stderr"] == 0).any()
-    named = float(fit_in_words(share).split("most where |u| is about ")[1].split(":")[0])
+    named = float(fit_in_words(share).split("most at |u| of about ")[1].split(":")[0])
     gaps = (share.tenths["against"] - share.tenths["fitted"]).abs()
     assert named == pytest.approx(share.tenths["size"][gaps.argmax()], rel=0.05)

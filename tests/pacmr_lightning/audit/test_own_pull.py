@@ -107,7 +107,7 @@ def test_a_checkpoint_of_the_middle(loaded, monkeypatch):
     assert part / whole == pytest.approx(rates[:3].sum() / rates.sum(), rel=1e-6)
 
 
-def test_labels_that_were_learned_memorised(run, loaded):
+def test_memorised_labels(run, loaded):
     found, module, data, updates = loaded
     assert own_pull(module, data, found, updates) is None
     table = audit(run, "policy", fallback_share=0.45)

@@ -126,17 +126,17 @@ def test_what_it_says():
     assert f"Estimated noise rate: {found.rate.rate:.1%} (95% interval " in said
     assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 3,000" in said
     told = find_with(pairs, "dpo", 0.3)
-    assert verdict(told).startswith("30.0% of the 3,000 labels are taken to be wrong")
-    assert "loss and u have no threshold of their own" in known
+    assert verdict(told).startswith("Given noise rate: 30.0%. ")
+    assert "Loss and u have no threshold" in known
     alone = html_report(find_with(frame(3000), "policy"), "runs/a", {}, [], nothing)
-    assert "loss has no threshold of its own" in alone
+    assert "The loss has no threshold" in alone
     unknown = html_report(find_with(frame(3000, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
     assert (
         "cannot be estimated from the scores, so there are no suspected" in clean
         and "not identified" in clean
-        and "there is no threshold" in clean
+        and "no label is suspected" in clean
     )
     without = find_with(pairs.assign(category=pd.NA), "dpo")
     assert "<h2>By category</h2>" in known

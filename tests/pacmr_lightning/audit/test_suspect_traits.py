@@ -92,8 +92,8 @@ def test_a_planted_word():
     assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
     first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
     share = f"{lacks[suspect & there].mean():.0%}"
-    assert f"Of the {row['suspects']} suspects where only one response has it, " in first
-    assert f"the chosen response lacks the word “golden” in {share}, against" in first
+    assert f"Of the {row['suspects']} suspects with the word “golden” in only one response, " in first
+    assert f"the chosen response lacks it in {share}, against" in first
     assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in last
 
 
@@ -109,12 +109,12 @@ def test_a_rule_that_labels_follow():
     assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
     given = estimate_noise_rate(*scores(2000, 0.3)[::2], 0.3, 2)
     rule, meaning = rules_in_words(table, given)
-    assert f"of {there.sum():,} pairs where only one response has it, the response with the word" in rule
+    assert f"of {there.sum():,} pairs with the word “golden” in only one response, the response with" in rule
     assert "a noise rate of 30% that is independent of the pair would leave at most 70%" in rule
     assert "shortcut" in meaning
     assert len(rules_in_words(table[table["trait"] != "golden"], given)) == 0
     turned = traits(pairs, rejected, chosen)
-    assert "the response without the word “golden” is the chosen one in" in rules_in_words(turned, given)[0]
+    assert "the response without it is the chosen one" in rules_in_words(turned, given)[0]
 
 
 def test_interval_of_a_group_with_prompts_of_its_own():
@@ -145,7 +145,7 @@ def test_a_planted_length():
     assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
     assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
     shown = traits_in_words(table, pd.DataFrame(), "suspects")
-    assert "is the shorter one in 100% of the" in shown[0]
+    assert "is the shorter one in 100%, against" in shown[0]
 
 
 def test_a_planted_annotator():

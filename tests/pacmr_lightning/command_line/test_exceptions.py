@@ -16,7 +16,10 @@ from ...conftest import fails
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"), "(2.50 GiB more"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"),
+            "(2.50 GiB requested",
+        ),
         (MemoryError(), "Out of memory; lower micro_batch_size"),
     ],
 )
@@ -37,7 +40,7 @@ def test_the_machine_s_memory():
     assert "bytes requested" in str(out_of_memory(caught.value))
     wrapped = ValueError("a hook failed")
     wrapped.__cause__ = RuntimeError("CUDA error: out of memory")
-    assert "Out of memory; take fewer" in str(out_of_memory(wrapped))
+    assert "Out of memory; lower micro" in str(out_of_memory(wrapped))
     assert out_of_memory(RuntimeError("The size of tensor a must match")) is None
 
 

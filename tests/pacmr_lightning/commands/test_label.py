@@ -48,7 +48,7 @@ def test_labels_are_bradley_terry_draws(files, tmp_path, capsys):
     assert abs(right - 1000 * p) < 4 * math.sqrt(1000 * p * (1 - p))
     said = capsys.readouterr().out
     assert f"{1 - right / 1000:.1%} of the labels against it" in said
-    assert "1,000 pairs with equal or empty responses are left out" in said
+    assert "1,000 pairs with equal or empty responses were dropped" in said
     assert len(Files("pairs.jsonl").load_all()) == 1000
     assert label("--temperature=0.5") == rows != label("--temperature=0.5", "--seed=1")
 
