@@ -1,5 +1,6 @@
 """The notebook runs from top to bottom, and what it shows is so."""
 
+import json
 import os
 import re
 import sys
@@ -26,5 +27,15 @@ def test_it_runs(tmp_path, monkeypatch):
     )
     assert "pacmr: error" not in text and "Traceback" not in text
     wrong, first = map(int, re.search(r"(\d+)% of all labels are wrong, (\d+)% of the 100", text).groups())
-    assert 25 < wrong < 35 and first > 80
+    assert wrong == 25 and first > 80
+    wins, losses = (float(re.search(rf"{side} wins.*?([\d.]+)%", text)[1]) for side in "AB")
+    assert wins > losses  # of the second policy's samples
     assert (tmp_path / "runs/mine/audit/report.html").exists()
+    assert (tmp_path / "exports/mine/adapter_config.json").exists()
+
+
+def test_its_outputs_are_stored():
+    """The site shows them without running it."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    commands = [cell for cell in cells if cell["cell_type"] == "code" and "!pacmr" in "".join(cell["source"])]
+    assert len(commands) >= 7 and all(cell["outputs"] for cell in commands)
