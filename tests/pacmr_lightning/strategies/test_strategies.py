@@ -23,6 +23,7 @@ TOGETHER = (
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
+    *("ddp-bf16-half", "zero3-bf16-half"),
     *("zero3-micro-central", "zero3-cached", "zero2-from:zero3"),
 )
 
