@@ -48,7 +48,7 @@ def compute_in_base_dtype(layers: Iterable[LoraLayer]) -> None:
 @contextmanager
 def in_float32(layers: Iterable[LoraLayer]) -> Iterator[None]:
     """Inside, LoRA layers compute as PEFT's, for comparisons that rounding in half precision would drown."""
-    own = {layer: type(layer) for layer in layers if type(layer).__module__ == __name__}
+    own: dict[LoraLayer, Any] = {x: type(x) for x in layers if type(x).__module__ == __name__}
     try:
         for layer, kind in own.items():
             layer.__class__ = kind.__base__
@@ -119,7 +119,7 @@ class _Up(HalfLinear):
 
 
 @cache
-def _in_base_dtype(kind: type[LoraLayer]) -> type[LoraLayer]:
+def _in_base_dtype(kind: Any) -> type[LoraLayer]:
     """A class of layers that computes so where PEFT's ``kind`` would add its adapter to a bf16 output."""
 
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

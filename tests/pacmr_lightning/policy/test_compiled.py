@@ -62,14 +62,15 @@ def passes(policy: PolicyModel, batch) -> list[torch.Tensor]:
     return [*found, reference.chosen, reference.rejected, dots]
 
 
+# Rounded sums of weight and shift would not equal the hooks' separate products.
+HALF = {"dtype": "bfloat16", "lora_compute_dtype": "base"}
 # Numbers of pairs and seeds; the first again, after hooks were there.
 BATCHES = [(5, 0), (5, 0)]
 MORE_BATCHES = [(1, 0), (5, 1), (4, 2), (1, 0)]
 
 
-HALF = {"dtype": "bfloat16", "lora_compute_dtype": "base"}
-
-
+# Of torch's own, when it traces an autograd.Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("options", "batches"),
     [
