@@ -76,7 +76,8 @@ SIZES = {
 """Two for trying, and Qwen2.5's."""
 PLAIN, SHARED, PACKED = "sdpa, separate", "sdpa, shared", f"{VARLEN}, packed_shared"
 COMPILED = "sdpa, shared, compiled", "flex_attention, shared", "flex_attention, shared, compiled"
-"""Ways to compute: attention, token layout, and whether layers are compiled."""
+HALF_LORA = "sdpa, shared, LoRA in bf16"
+"""Ways to compute: attention, token layout, and whether layers are compiled, or LoRA in the base's dtype."""
 
 
 def machine(place: Place) -> str:
@@ -135,9 +136,10 @@ class Bench:
 
     def policy(self, way: str, dtype: str, **options: Any) -> PolicyModel:
         """One that computes so, if it can."""
-        attention, layout, *compiled = way.split(", ")
+        attention, layout, *more = way.split(", ")
         attention = "auto" if attention == VARLEN else attention  # the layout has its own
-        options |= {"attn_implementation": attention, "compile": bool(compiled)}
+        options |= {"attn_implementation": attention, "compile": "compiled" in more}
+        options["lora_compute_dtype"] = "base" if "LoRA in bf16" in more else "float32"
         return make_policy(self.folder, replace(self.shape, dtype=dtype), layout, self.device, **options)
 
 
@@ -311,7 +313,7 @@ def correct(place: Place) -> Measured:
     """Gradients, estimators and generation in this process, and whole runs in others beside it."""
     runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
     ways = Correctness(place, "small", 16, *DTYPES)
-    yield from ways.rows(PLAIN, SHARED, PACKED)
+    yield from ways.rows(PLAIN, SHARED, PACKED, HALF_LORA)
     for dtype in DTYPES:
         yield f"estimators: {dtype}", partial(ways.estimators, dtype)
     yield "generation", ways.generation
@@ -440,11 +442,11 @@ class Speed(Bench):
 
         return {"updates": trl_turn(self.trainer(recomputed))}
 
-    def with_vnet(self, kept: bool) -> Row:
+    def with_vnet(self, kept: bool, way: str = SHARED) -> Row:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
         kept_gradients._affordable = lambda *_: kept
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2)
-        seconds = self.seconds(self.ours_of(True), 6, 2, weighting=weighting)[2:]
+        seconds = self.seconds(self.ours_of(True, way), 6, 2, weighting=weighting)[2:]
         vnet, plain = seconds[::2], seconds[1::2]
         says = f"{spread(plain)} s an update, {spread(vnet)} with VNet's; ten updates over DPO's "
         over = (9 * median(plain) + median(vnet)) / median(plain) / 10
@@ -454,7 +456,7 @@ class Speed(Bench):
         """The kernels that two of our updates spend most time in, of which the first warms up."""
         kind = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         with torch.profiler.profile() as profile:
-            self.seconds(self.ours_of(True), 2)
+            self.seconds(self.ours_of(True, SHARED), 2)
         time = {event.key: getattr(event, kind) for event in profile.key_averages()}
         largest = sorted(time, key=time.__getitem__, reverse=True)[:12]
         return {"says": "; ".join(f"{time[key] / sum(time.values()):.0%} {key[:60]}" for key in largest)}
@@ -466,19 +468,21 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours (padded, packed) and of TRL in turns, and PACMR-DPO; recomputed, then kept activations."""
+    """DPO of ours (padded, packed, LoRA in bf16) and of TRL in turns, and PACMR-DPO; recomputed, then kept."""
     of = timed(place, size)
 
     def turns(number: int, recomputed: bool) -> Measured:
         named = "recomputed" if recomputed else "activations kept"
-        yield f"ours, {named}, turn {number}", partial(of.ours, recomputed)
+        yield f"ours, {named}, turn {number}", partial(of.ours, recomputed, SHARED)
         yield f"ours, {named}; {PACKED}, turn {number}", partial(of.ours, recomputed, PACKED)
+        yield f"ours, {named}; {HALF_LORA}, turn {number}", partial(of.ours, recomputed, HALF_LORA)
         yield f"TRL, {named}, turn {number}", partial(of.trl, recomputed)
 
     yield from turns(1, True)
     yield "ghost, 70% confident, gradients kept", partial(of.with_vnet, True)
     yield from turns(2, True)
     if size == "1.5B":
+        yield f"ghost, 70% confident, gradients kept; {HALF_LORA}", partial(of.with_vnet, True, HALF_LORA)
         yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         yield from turns(1, False)
         yield "profile", of.profiled

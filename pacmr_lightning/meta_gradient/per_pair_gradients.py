@@ -19,6 +19,7 @@ from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
+from ..policy.mixed_precision_lora import HalfLinear, weight_gradient, without_gradient
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
 from ..strategies.sharding import shape
@@ -107,10 +108,9 @@ def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, tak
             )
 
         def see(x: Tensor, gradient: Tensor) -> None:
-            x, gradient = x.to(module.weight.dtype), gradient.to(module.weight.dtype)
             if unpacked is not None:
                 x, gradient = unpacked(x), unpacked(gradient)
-            rows = gradient.transpose(1, 2) @ x
+            rows = weight_gradient(module, x, gradient)
             take(name, rows if len(rows) == pairs else rows.unflatten(0, (-1, pairs)).sum(0))
 
         return _Watched.apply(output, inputs[0].detach(), anchor, see)
@@ -119,6 +119,8 @@ def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, tak
     try:
         for name, linear in policy.lora_linears().items():
             handles.append(linear.register_forward_hook(partial(watch, name)))
+            if isinstance(linear, HalfLinear):
+                handles.append(without_gradient(linear))
         yield
     finally:
         for handle in handles:

@@ -13,6 +13,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import Direction
 from ..policy import PolicyModel
+from ..policy.mixed_precision_lora import HalfLinear, add_shift
 
 STEP = 0.02
 MISSED = 0.1
@@ -42,7 +43,10 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
     handles = []
     try:
         for name, linear in policy.lora_linears().items():
-            handles.append(linear.register_forward_hook(partial(_add, direction[name], scale)))
+            if isinstance(linear, HalfLinear):
+                handles.append(add_shift(linear, direction[name], scale))
+            else:
+                handles.append(linear.register_forward_hook(partial(_add, direction[name], scale)))
         yield
     finally:
         for handle in handles:
@@ -61,7 +65,8 @@ def check_shifted(policy: PolicyModel, pair: PairBatch) -> None:
     before = {name: w.clone() for name, w in adapter.items()}
 
     def chosen() -> Tensor:
-        return policy.log_probs_in("plain", pair).chosen
+        with policy.lora_in_float32():  # or moved weights would be rounded, which shifted ones are not
+            return policy.log_probs_in("plain", pair).chosen
 
     start = chosen()
     with shifted(policy, direction, STEP):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -39,6 +39,7 @@ from .chunked_log_probs import token_values, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
+from .mixed_precision_lora import HALF, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .selfcheck import choose_plan
 from .token_layout import Layout, Rows, rows_of
@@ -91,6 +92,10 @@ class PolicyModel(Recorded, nn.Module):
         compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
             quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
+        lora_compute_dtype: "base" computes LoRA's products in the base's dtype, as bf16 autocast does: less
+            memory traffic under a bfloat16 base, and under a float32 base the same. "float32" is PEFT's way
+            without autocast. Either way the weights, their gradients and AdamW's state are fp32, unlike with
+            PEFT's ``autocast_adapter_dtype=False``.
 
     Raises:
         UserError: an argument is invalid, or a required package is not installed.
@@ -110,6 +115,7 @@ class PolicyModel(Recorded, nn.Module):
         logit_chunk: int = 512,
         compile: bool = False,
         quantization: AskedQuantization | None = None,
+        lora_compute_dtype: LoraDtype = "float32",
     ):
         super().__init__()
         if rank < 1:
@@ -141,6 +147,9 @@ class PolicyModel(Recorded, nn.Module):
         self.logit_chunk = logit_chunk
         self.compiles = compile
         self.quantization = quantization
+        if lora_compute_dtype not in get_args(LoraDtype):
+            raise UserError(f"lora_compute_dtype is {lora_compute_dtype}, but it must be float32 or base.")
+        self.lora_compute_dtype = lora_compute_dtype
         self.has_stepped = False
         """True after this process's first optimizer step, when peak memory is representative."""
         self.left_free: int | None = None
@@ -173,6 +182,8 @@ class PolicyModel(Recorded, nn.Module):
         self._lora_layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
         }
+        if self.lora_compute_dtype == "base" and self.dtype == HALF:
+            compute_in_base_dtype(self._lora_layers.values())
         if expected is not None:
             with self.reference():
                 found = next_token_log_probs(self.model, tokens)
@@ -227,6 +238,10 @@ class PolicyModel(Recorded, nn.Module):
     def check_hooked(self) -> None:
         """Raise UnhookedLoraError if hooks on the adapter's linears miss its effect."""
         check_hooked(self._lora_layers)
+
+    def lora_in_float32(self) -> AbstractContextManager[None]:
+        """Compute LoRA as with ``lora_compute_dtype`` float32 inside."""
+        return in_float32(self._lora_layers.values())
 
     @contextmanager
     def reference(self) -> Iterator[None]:

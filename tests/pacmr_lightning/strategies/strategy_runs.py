@@ -83,6 +83,7 @@ def run(base, folder, case):
             dtype="bfloat16" if "bf16" in options else "float32",
             gradient_checkpointing="checkpointing" in options,
             layout="packed_shared" if "packed" in options else "auto",
+            lora_compute_dtype="base" if "half" in options else "float32",
             quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),

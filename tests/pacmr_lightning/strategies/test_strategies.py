@@ -23,6 +23,7 @@ TOGETHER = (
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
+    *("ddp-bf16-half", "zero3-bf16-half"),
     *("zero3-micro-central-packed", "zero3-cached", "zero2-from:zero3"),
 )
 
@@ -175,12 +176,22 @@ def test_stage_3_keeps_parts_only(alone, together):
 @pytest.mark.slow
 def test_half_precision_base(all_together):
     """fp32 adapters over a bf16 base: ZeRO-2 is DDP bit for bit, and nothing casts the base."""
-    for case in ("ddp-bf16", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"):
+    for case in (
+        "ddp-bf16",
+        "zero2-bf16",
+        "zero3-bf16",
+        "zero3-whole-bf16",
+        "ddp-bf16-half",
+        "zero3-bf16-half",
+    ):
         assert all_together[case]["held"]["base_dtypes"] == {"torch.bfloat16"}
         assert {v.dtype for v in all_together[case]["adapter"].values()} == {torch.float32}
     assert max(distance(all_together["zero2-bf16"], all_together["ddp-bf16"])) == 0.0
     # At stage 3 the fp32 sums differ in their last bits, which a bf16 forward pass makes larger.
-    assert max(distance(all_together["zero3-bf16"], all_together["ddp-bf16"])[:1]) < 1e-2
+    for more in ("", "-half"):
+        zero3, ddp = (all_together[f"{name}-bf16{more}"] for name in ("zero3", "ddp"))
+        assert max(distance(zero3, ddp)[:1]) < 1e-2
+    assert max(distance(all_together["ddp-bf16-half"], all_together["ddp-bf16"])[:1]) > 0
     # By DeepSpeed's default small parameters stay whole, which before 0.19.3 it gathered as if of one dtype.
     assert max(distance(all_together["zero3-whole-bf16"], all_together["zero3-bf16"])) == 0.0
 

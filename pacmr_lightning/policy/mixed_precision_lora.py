@@ -1,0 +1,204 @@
+"""LoRA layers that compute in a half-precision base's dtype, on weights that stay fp32.
+
+PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
+memory traffic may take longer than the base's own product. Here A and B are cast down instead, as under
+autocast, and products are accumulated in fp32. Three things differ from autocast: B's product is added into
+the base's output before that is rounded, the weights' gradients are not rounded, and a shift of the weights
+(``add_shift``) is a product of its own, since most of it would vanish in the rounded sum of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from peft.tuners import lora
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .lora import ADAPTER
+
+LoraDtype = Literal["float32", "base"]
+HALF = torch.bfloat16
+Shift = tuple[Tensor, float]
+"""D and c of a weight W + c D, of which D has W's shape."""
+
+
+def compute_in_base_dtype(layers: Iterable[LoraLayer]) -> None:
+    """Have LoRA layers compute in bf16 where their input is; prints which kinds of layers do not."""
+    others = set()
+    for layer in layers:
+        if not isinstance(layer, (lora.Linear, getattr(lora, "Linear4bit", lora.Linear))):
+            others.add(type(layer).__name__)
+            continue
+        layer.__class__ = _in_base_dtype(type(layer))
+        layer.lora_A[ADAPTER].__class__, layer.lora_B[ADAPTER].__class__ = _Down, _Up
+    if others:
+        rank_zero_info(
+            f"LoRA layers of the kind {', '.join(sorted(others))} compute in float32; lora_compute_dtype "
+            "base is for linear layers."
+        )
+
+
+@contextmanager
+def in_float32(layers: Iterable[LoraLayer]) -> Iterator[None]:
+    """Inside, LoRA layers compute as PEFT's, for comparisons that rounding in half precision would drown."""
+    own: dict[LoraLayer, Any] = {x: type(x) for x in layers if type(x).__module__ == __name__}
+    try:
+        for layer, kind in own.items():
+            layer.__class__ = kind.__base__
+        yield
+    finally:
+        for layer, kind in own.items():
+            layer.__class__ = kind
+
+
+def add_shift(linear: HalfLinear, direction: Tensor, scale: float) -> RemovableHandle:
+    """Compute with the weight W + scale D, which is not added up in half precision, until ``remove``."""
+    return _with(linear, shift=(direction, scale))
+
+
+def without_gradient(linear: HalfLinear) -> RemovableHandle:
+    """Do not compute the weight's gradient until the handle's ``remove``."""
+    return _with(linear, learns=False)
+
+
+def _with(linear: HalfLinear, **options: Any) -> RemovableHandle:
+    return linear.register_forward_pre_hook(
+        lambda module, inputs, others: (inputs, {**others, **options}), with_kwargs=True
+    )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product (batched for 3 dimensions) in the operands' dtype; of bf16 ones in fp32, unrounded."""
+    if a.dtype != HALF:
+        return a @ b
+    # torch does not differentiate it, which ``ExactCoefficients`` would need.
+    if a.is_cuda and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def weight_gradient(linear: nn.Linear, x: Tensor, gradient: Tensor) -> Tensor:
+    """Return the (R, out, in) gradients of a linear's weight by row, in its dtype.
+
+    Args:
+        linear: A or B of a LoRA layer.
+        x: (R, T, in) inputs.
+        gradient: (R, T, out) of the outputs.
+    """
+    half = isinstance(linear, HalfLinear) and HALF in (x.dtype, gradient.dtype)
+    dtype = HALF if half else linear.weight.dtype
+    return product(gradient.to(dtype).transpose(1, 2), x.to(dtype))
+
+
+class HalfLinear(nn.Linear):
+    """A or B of a LoRA layer, whose weight is wider than what it computes with."""
+
+
+class _Down(HalfLinear):
+    """(..., n) to (..., r); fp32 if the input is bf16."""
+
+    def forward(self, x: Tensor, shift: Shift | None = None, learns: bool = True) -> Tensor:
+        return _DownProduct.apply(x, self.weight, *(shift or (None, 0.0)), learns)
+
+
+class _Up(HalfLinear):
+    """(..., r) to (..., n), added to ``base`` in its dtype, in place if possible."""
+
+    def forward(
+        self, x: Tensor, base: Tensor | None = None, shift: Shift | None = None, learns: bool = True
+    ) -> Tensor:
+        base = x.new_zeros(*x.shape[:-1], self.out_features) if base is None else base
+        return _UpProduct.apply(x, base, self.weight, *(shift or (None, 0.0)), learns)
+
+
+@cache
+def _in_base_dtype(kind: Any) -> type[LoraLayer]:
+    """A class of layers that computes so where PEFT's ``kind`` would add its adapter to a bf16 output."""
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        plain = x.dtype == HALF and self.active_adapters == [ADAPTER] and not (args or kwargs)
+        if not plain or self.disable_adapters or self.merged:
+            return kind.forward(self, x, *args, **kwargs)
+        h = self.lora_A[ADAPTER](x) * self.scaling[ADAPTER]
+        return self.lora_B[ADAPTER](h, self.base_layer(x))
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
+
+
+def _to_rank(x: Tensor, weight: Tensor, direction: Tensor | None, scale: float) -> Tensor:
+    """(T, r) of (T, n) x and (n, r) weights; fp32 if x is bf16."""
+    found = product(x, weight.to(x.dtype))
+    return found if direction is None else found.add(product(x, direction.to(x.dtype)), alpha=scale)
+
+
+def _from_rank(
+    x: Tensor, weight: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Factors in ``dtype`` whose product is that of (T, r) x and (r, n) weights, rounded once."""
+    if direction is not None:
+        x, weight = torch.cat([x, scale * x], 1), torch.cat([weight, direction])
+    return x.to(dtype), weight.to(dtype)
+
+
+class _DownProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, direction: Tensor | None, scale: float, learns: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, direction)
+        ctx.scale, ctx.learns = scale, learns
+        moved = None if direction is None else direction.T
+        return _to_rank(x.flatten(0, -2), weight.T, moved, scale).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, direction = ctx.saved_tensors
+        g, gx, gw = gradient.flatten(0, -2), None, None
+        if ctx.needs_input_grad[0]:
+            a, b = _from_rank(g, weight, direction, ctx.scale, x.dtype)
+            gx = (a @ b).view_as(x)
+        if ctx.needs_input_grad[1] and ctx.learns:
+            gw = product(g.to(x.dtype).T, x.flatten(0, -2))
+        return gx, gw, None, None, None
+
+
+class _UpProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        base: Tensor,
+        weight: Tensor,
+        direction: Tensor | None,
+        scale: float,
+        learns: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, direction)
+        ctx.scale, ctx.learns = scale, learns
+        # Out of place addmm copies the base's output first. Autograd refuses some views.
+        if torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
+            base = base.clone(memory_format=torch.contiguous_format)
+        else:
+            ctx.mark_dirty(base)
+        moved = None if direction is None else direction.T
+        base.view(-1, base.shape[-1]).addmm_(
+            *_from_rank(x.flatten(0, -2), weight.T, moved, scale, base.dtype)
+        )
+        return base
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, direction = ctx.saved_tensors
+        g, gx, gw = gradient.flatten(0, -2), None, None
+        if ctx.needs_input_grad[0]:
+            gx = _to_rank(g, weight, direction, ctx.scale).to(x.dtype).view_as(x)
+        if ctx.needs_input_grad[2] and ctx.learns:
+            gw = product(g.T, x.flatten(0, -2).to(g.dtype))
+        return gx, gradient, gw, None, None, None

@@ -1,0 +1,250 @@
+"""LoRA in the base's bf16 on fp32 weights: the same bits on fp32 bases, as near to float64 as PEFT's."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import (
+    CentralDifference,
+    ExactCoefficients,
+    GhostDotProduct,
+    SoftPromptConsistency,
+)
+from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
+from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.mixed_precision_lora import HalfLinear
+from pacmr_lightning.weighting import Unweighted, VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+
+from ..conftest import SHAPE
+
+FACTOR = 1.6
+"""Error that is accepted of LoRA in bf16 over that of LoRA in fp32, both on a bf16 base."""
+HALF = {"dtype": "bfloat16", "lora_compute_dtype": "base"}
+BETA = 0.5
+
+
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([x.detach().double().flatten() for x in tensors])
+
+
+def off(found, truth) -> float:
+    return float((found - truth).detach().norm() / truth.detach().norm())
+
+
+def step_pairs(policy, batch, kind=RecomputedStepPairs, micro_batch_size=None):
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    return kind(policy, DPO(BETA), batch, micro_batch_size)
+
+
+def gradient(pairs) -> dict[str, torch.Tensor]:
+    return weighted_gradient(pairs, Unweighted()).gradient
+
+
+def vnet_gradient(policy, pairs, meta) -> torch.Tensor:
+    torch.manual_seed(0)
+    weighting = VNetWeighting(SoftPromptConsistency(), GhostDotProduct(clip=None), virtual_lr=1e-2)
+    weighting.update(pairs, meta, 1e-2, 1e-2)
+    return flat(p.grad for p in weighting.vnet.parameters() if p.grad is not None)
+
+
+def random_direction(policy, length=1.0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(7)
+    found = {name: torch.randn(p.shape) for name, p in policy.adapter().items()}
+    scale = length / flat(found.values()).norm().float()
+    return {name: scale * d for name, d in found.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_fp32_base_gives_the_same_bits(name, make_policy, make_batch):
+    batch, meta = make_batch(), make_batch(4, seed=1, augmented=True)
+    found = []
+    for way in ("float32", "base"):
+        policy = make_policy(name, lora_compute_dtype=way)
+        assert not any(isinstance(linear, HalfLinear) for linear in policy.lora_linears().values())
+        pairs = step_pairs(policy, batch, KeptStepPairs)
+        parts = [pairs.rewards.u, vnet_gradient(policy, pairs, meta), pairs.along(random_direction(policy))]
+        found.append([*parts, *gradient(pairs).values(), *gradient(step_pairs(policy, batch)).values()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
+@pytest.mark.parametrize("options", [{}, {"lora_options": {"use_rslora": True}}])
+def test_a_layer_rounds_its_output_once_and_its_gradients_never(kind, options, make_policy):
+    more = {}
+    if kind == "4bit":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes, the extra quantization, is not installed")
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+        more = {"quantization": "4bit", "changes": sizes}
+    policy = make_policy("gpt2" if kind == "conv1d" else "llama", **HALF, **options, **more)
+    layer = next(iter(policy._lora_layers.values()))
+    scale = layer.scaling["default"]
+    assert scale == (4.0 if options else 2.0)
+    torch.manual_seed(0)
+    x = torch.randn(3, 7, layer.in_features).bfloat16().requires_grad_()
+    g = torch.randn(3, 7, layer.out_features).bfloat16()
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    y = layer(x)
+    found = torch.autograd.grad(y, [x, a, b], g)
+    assert [part.dtype for part in (y, *found)] == [torch.bfloat16] * 2 + [torch.float32] * 2
+
+    base = layer.base_layer(x)
+    (base_gradient,) = torch.autograd.grad(base, x, g)
+    a, b = (w.detach().bfloat16().double() for w in (a, b))
+    x, g = x.detach().double(), g.double()
+    h = scale * (x @ a.T).float().bfloat16().double()
+    exact = base.detach().double() + h @ b.T
+    torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=2**-9)
+    # PEFT's way would hand on the same sum: the base's output was rounded before.
+    assert off(y.double(), exact) < 1.2 * off(exact.bfloat16().double(), exact)
+    gh = scale * g @ b
+    for part, truth in zip(
+        found,
+        [
+            base_gradient.double() + gh @ a,
+            (gh.flatten(0, 1).T @ x.flatten(0, 1)),
+            g.flatten(0, 1).T @ h.flatten(0, 1),
+        ],
+        strict=True,
+    ):
+        assert off(part.double(), truth) < 4e-3
+    assert off(found[2].double(), g.flatten(0, 1).T @ h.flatten(0, 1)) < 1e-5, "bf16 would leave 1e-3"
+
+
+def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
+    """u, the gradients of DPO and VNet, and c, here and after a virtual step, over three adapters."""
+    batch, meta = make_batch(6), make_batch(6, seed=1, augmented=True)
+    sizes = {"num_hidden_layers": 28, "initializer_range": 0.05}
+    found = {way: [] for way in ("exact", "float32", "base")}
+    for seed in range(3):
+        along = None
+        for way in found:
+            compute = {"lora_compute_dtype": "base" if way == "base" else "float32"}
+            policy = make_policy(dtype="bfloat16", changes=sizes, **compute)
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                for name, p in policy.adapter().items():
+                    p.normal_(std=0.02 if ".lora_B." in name else 0.2)
+            if way == "exact":
+                policy.double()
+            if along is None:
+                along = gradient(step_pairs(policy, meta))
+                length = flat(along.values()).norm()
+            d = {name: (along[name] / length).to(p) for name, p in policy.adapter().items()}
+            pairs = step_pairs(policy, batch)
+            parts = [pairs.rewards.u, flat(gradient(pairs).values()), vnet_gradient(policy, pairs, meta)]
+            with shifted(policy, d, -0.1):
+                moved = step_pairs(policy, batch)
+                parts += [moved.rewards.u, flat(gradient(moved).values())]
+            parts += [pairs.along(d), CentralDifference(0.1).coefficients(pairs, d)]
+            found[way].append([part.double() for part in parts])
+    truth, peft, own = ([torch.cat(parts) for parts in zip(*found[way], strict=True)] for way in found)
+    errors = [torch.tensor([off(*two) for two in zip(way, truth, strict=True)]) for way in (peft, own)]
+    assert float(errors[0].min()) > 1e-3, "bf16 matters"
+    assert float((errors[1] / errors[0]).max()) < FACTOR, errors
+
+
+def test_the_central_difference_is_as_good(make_policy, make_batch):
+    """The central difference has as much of its c as under PEFT's way."""
+    policy, batch = make_policy(**HALF), make_batch()
+    pairs = step_pairs(policy, batch)
+    direction = random_direction(policy)
+    exact = copy.deepcopy(policy).double()
+    truth = step_pairs(exact, batch).along({n: d.double() for n, d in direction.items()})
+    noise = {}
+    for step in (0.3, 0.03):
+        error = off(CentralDifference(step).coefficients(pairs, direction).double(), truth)
+        default = make_policy(dtype="bfloat16")
+        own = off(CentralDifference(step).coefficients(step_pairs(default, batch), direction).double(), truth)
+        noise[step] = error, own
+    assert all(error < 2 * own for error, own in noise.values())
+
+
+def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(make_policy):
+    """By 1e-4 of the weights, a fortieth of bf16's spacing; of the rounded sum little would be left."""
+    policy, scale = make_policy(**HALF), 1e-4
+    layer = next(iter(policy._lora_layers.values()))
+    down, up = layer.lora_A["default"], layer.lora_B["default"]
+    torch.manual_seed(0)
+    x = torch.randn(4000, layer.in_features).bfloat16()
+    direction = {name: torch.randn(p.shape) * p.detach().std() for name, p in policy.adapter().items()}
+    d_down, d_up = (direction[n] for n, linear in policy.lora_linears().items() if linear in (down, up))
+
+    def outputs() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            h = down(x)
+            return h.double(), up(h, torch.zeros(len(x), layer.out_features).bfloat16()).double()
+
+    h, y = outputs()
+    with shifted(policy, direction, scale):
+        moved_h, moved_y = outputs()
+    expected = scale * x.double() @ d_down.double().T
+    assert off(moved_h - h, expected) < 1e-2
+    # Outputs are rounded to far more than they move, and still move as much on average.
+    expected = scale * h @ d_up.double().T + expected @ up.weight.detach().double().T
+    assert abs(float(((moved_y - y) * expected).sum() / expected.square().sum()) - 1) < 0.1
+    summed = (down.weight + scale * d_down).bfloat16() - down.weight.bfloat16()
+    assert off(summed.double(), scale * d_down.double()) > 0.9, "what is avoided"
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize("layout", ["shared", "separate", "packed"])
+def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
+    """Kept gradients, their dot products, and the graph's, here and shifted; hooks leave nothing behind."""
+    policy, batch = make_policy(**HALF, layout=layout, **options), make_batch(4)  # 1/4 rounds nothing
+    direction = random_direction(policy)
+    check_shifted(policy, batch[:1])
+    before = gradient(step_pairs(policy, batch))
+    for scale in (0.0, -0.3):
+        with shifted(policy, direction, scale):
+            kept = step_pairs(policy, batch, KeptStepPairs, 2)
+            again = step_pairs(policy, batch, micro_batch_size=2)
+            a, b = gradient(kept), gradient(again)
+            assert off(flat(a.values()), flat(b.values())) < 1e-5
+            torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
+    if not options:
+        exact = ExactCoefficients().coefficients(step_pairs(policy, batch), direction)
+        ghost = step_pairs(policy, batch).along(direction)
+        assert off(exact.double(), ghost.double()) < 0.05
+    after = gradient(step_pairs(policy, batch))
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    for linear in policy.lora_linears().values():
+        assert isinstance(linear, HalfLinear) and not linear._forward_pre_hooks and not linear._forward_hooks
+
+
+def test_recomputed_activations_give_the_same_bits(make_policy, make_batch):
+    found = [
+        gradient(step_pairs(make_policy(**HALF, gradient_checkpointing=c), make_batch()))
+        for c in (False, True)
+    ]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
+    batch = make_batch()
+    own, peft = make_policy(**HALF), make_policy(dtype="bfloat16")
+    assert torch.equal(own.reference_log_probs(batch).chosen, peft.reference_log_probs(batch).chosen)
+    assert not torch.equal(own.log_probs(batch).chosen, peft.log_probs(batch).chosen)
+    merged = [policy.peft.merge_and_unload().state_dict() for policy in (own, peft)]
+    assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[1])
+
+
+def test_layers_that_are_not_covered_are_named(tmp_path, caplog, make_batch):
+    torch.manual_seed(0)
+    config = MixtralConfig(**SHAPE, num_local_experts=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    policy = PolicyModel(str(tmp_path), rank=2, **HALF)
+    with caplog.at_level("INFO"):
+        policy.build()
+    assert "LoRA layers of the kind ParamWrapper compute in float32" in caplog.text
+    assert torch.isfinite(policy.log_probs(make_batch()).chosen).all()
+
+
+def test_another_dtype_is_refused(save_model):
+    with pytest.raises(UserError, match="lora_compute_dtype is bfloat16, but it must be float32 or base"):
+        PolicyModel(save_model("llama"), lora_compute_dtype="bfloat16")
