@@ -7,6 +7,7 @@ as keys. The last query of a sequence attends to all of its keys.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -81,8 +82,10 @@ def packed_attention(
         raise ValueError(f"this attention has no {changed[0]}")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     window = options.get("sliding_window")
-    attend = varlen_attn if q.is_cuda and q.dtype in HALF else looped_attention
-    return attend(
+    attend: Callable[..., Tensor] = looped_attention
+    if q.is_cuda and q.dtype in HALF:
+        attend = varlen_attn  # type: ignore[assignment]  # returns no tuple, as no more is asked for
+    found = attend(
         q,
         k[packing.keys],
         v[packing.keys],
@@ -92,7 +95,8 @@ def packed_attention(
         scale=options.get("scaling"),
         window_size=(-1 if window is None else window - 1, 0),
         **(_GROUPED if k.shape[1] != q.shape[1] else {}),
-    )[None], None
+    )
+    return found[None], None
 
 
 def looped_attention(
@@ -120,9 +124,9 @@ def looped_attention(
             mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
             if window_size[0] > -1:
                 mask.triu_(keys - queries - window_size[0])
-        heads = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
         out = F.scaled_dot_product_attention(
-            *heads, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
         )
         found.append(out[0].transpose(0, 1))
     return torch.cat(found)

@@ -136,8 +136,8 @@ def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, 
 
 
 def _settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
-    left_out = ("policy", "max_new_tokens", "micro_batch_size", "micro_batch_tokens", "objective")
-    left_out = (*left_out, "weighting", "method")
+    left_out = {"policy", "objective", "weighting", "method"}
+    left_out |= {"max_new_tokens", "micro_batch_size", "micro_batch_tokens"}
     model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
     lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")
     data = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.batch import MicroBatchSize, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
 from pacmr_lightning.meta_gradient import OuterGradient, OuterObjective
@@ -20,7 +20,7 @@ class BrierConsistency(OuterObjective):
     """Mean squared distance of sigma(u) under the augmented prompt from sigma(u) under the original one."""
 
     def gradient(
-        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
         """See ``OuterObjective``."""
         if meta.augmented is None:
