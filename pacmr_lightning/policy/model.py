@@ -86,7 +86,7 @@ class PolicyModel(Recorded, nn.Module):
             "packed" puts the sequences into one row without padding (for FlashAttention), "auto" takes the
             attention's best one. Either is checked on a real pair first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
-        compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
+        compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
             quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
 
