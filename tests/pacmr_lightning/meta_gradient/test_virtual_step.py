@@ -75,12 +75,12 @@ def test_swapped_data_comes_back_as_it_was(make_policy):
         p.data = part.view_as(p)
     before, places = flat.clone(), [p.data_ptr() for p in parameters]
     for failing in (False, True):
-        with pytest.raises(RuntimeError) if failing else contextlib.nullcontext():
-            with swapped(policy, random_direction(policy), 1e-7):
-                assert all(p.data_ptr() != place for p, place in zip(parameters, places, strict=True))
-                assert torch.equal(flat, before)
-                if failing:
-                    raise RuntimeError
+        expected = pytest.raises(RuntimeError) if failing else contextlib.nullcontext()
+        with expected, swapped(policy, random_direction(policy), 1e-7):
+            assert all(p.data_ptr() != place for p, place in zip(parameters, places, strict=True))
+            assert torch.equal(flat, before)
+            if failing:
+                raise RuntimeError
         assert [p.data_ptr() for p in parameters] == places and torch.equal(flat, before)
     flat.zero_()
     assert not any(p.any() for p in parameters)
