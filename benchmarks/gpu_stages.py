@@ -45,7 +45,7 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
-from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
@@ -267,7 +267,7 @@ class Correctness(Bench):
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
-        pairs = kept_gradients.StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, often=True)
+        pairs = StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
         gradient = weighted_gradient(pairs, Unweighted()).gradient
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
@@ -459,8 +459,7 @@ class Speed(Bench):
 
     def with_vnet(self, kept: bool) -> Row:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
-        kept_gradients._affordable = lambda *_: kept
-        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2)
+        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2, keep_gradients=kept)
         seconds = self.seconds(self.ours_of(True), 6, 2, weighting=weighting)[2:]
         vnet, plain = seconds[::2], seconds[1::2]
         says = f"{spread(plain)} s an update, {spread(vnet)} with VNet's; ten updates over DPO's "

@@ -141,9 +141,8 @@ class PolicyModel(Recorded, nn.Module):
         self.quantization = quantization
         self.has_stepped = False
         """True after this process's first optimizer step, when peak memory is representative."""
-        self.left_free: int | None = None
-        """GPU bytes that such a step left free, where VNet's updates need it."""
-        self.keeps_gradients: bool | None = None
+        self.pair_memory: int | None = None
+        """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
 

@@ -207,7 +207,8 @@ def test_hours_and_price(folder, capsys):
 
 def test_kept_gradients_and_example_hours(folder, capsys):
     """A small adapter's gradients are kept by pair on one device or four, but not under ZeRO-3."""
-    found = memory(folder, rank=RANK, prompt_tokens=24, response_tokens=8, devices=[1, 4], device_tflops=1e-3)
+    options = {"prompt_tokens": 24, "response_tokens": 8, "devices": [1, 4], "device_tflops": 1e-3}
+    found = memory(folder, rank=RANK, gradient_checkpointing=True, **options)
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("PACMR-DPO, GhostDotProduct") == 2
     assert "20% and 50% of 0.001 TFLOP/s, examples, since no utilization is given" in text
