@@ -451,6 +451,16 @@ class Speed(Bench):
         found = {"tokens": share * batch.token_count, "needed": share * needed(policy, batch)}
         return {"updates": updates, "way": str(policy._plan), **found}
 
+    def with_cudnn(self) -> Row:
+        """Ours with cuDNN's attention: seconds of new shapes and of the same pairs again."""
+        policy = self.ours_of(True)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        try:
+            first, again = (self.seconds(policy, 1 + COUNTED)[1:] for _ in range(2))
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        return {"says": f"{spread(first)} s an update at first, then {spread(again)}"}
+
     def trl(self, recomputed: bool) -> Row:
         """A turn of TRL's DPO: its first update is not counted."""
         from trl_step import trl_turn
@@ -497,6 +507,8 @@ def speed(place: Place, size: str) -> Measured:
         yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         yield from turns(1, False)
         yield "profile", of.profiled
+        if place.on_gpu:
+            yield "ours, recomputed, cuDNN's attention", of.with_cudnn
         yield from turns(3, True)
 
 

@@ -26,20 +26,22 @@ class PairFlops:
     gradient: int
     """Forward and backward of the policy, recomputation included."""
     recomputed: bool
+    hooked: bool
+    """True if the virtual step takes hooks (``virtual_step.shifted``), LoRA linears' second products."""
 
     @property
     def shifted_forward(self) -> int:
-        """``forward`` at moved parameters: each LoRA linear has a second product."""
-        return self.forward + self._adapter
+        """``forward`` of the virtual step."""
+        return self.forward + self._shift
 
     @property
     def shifted_gradient(self) -> int:
-        """``gradient`` at moved parameters, slightly overestimated in the first layer."""
-        return self.gradient + (3 if self.recomputed else 2) * self._adapter
+        """``gradient`` of the virtual step, slightly overestimated in the first layer."""
+        return self.gradient + (3 if self.recomputed else 2) * self._shift
 
     @property
-    def _adapter(self) -> int:
-        return self.forward - self.reference
+    def _shift(self) -> int:
+        return self.hooked * (self.forward - self.reference)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def pair_flops(
 
     with policy.disable_adapter():
         reference = count(False)
-    return PairFlops(reference, count(False), count(True), gradient_checkpointing)
+    hooked = model.dtype != torch.float32
+    return PairFlops(reference, count(False), count(True), gradient_checkpointing, hooked)
 
 
 def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:

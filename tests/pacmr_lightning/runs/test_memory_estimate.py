@@ -140,7 +140,8 @@ def test_decisions_by_what_is_free():
 def test_the_command(folder, capsys):
     cli.main(["memory", "--model", folder, "--rank", "4", "--devices", "[1, 2]"])
     text = capsys.readouterr().out
-    assert "zero3_offload" in text and text.count("ddp") == 2
+    assert "zero3_offload" in text and text.count("  ddp ") == 2
+    assert "not measured on a GPU" in " ".join(text.split())
     # PEFT's own count for Llama-2-7B, which many model cards have.
     cli.main(["memory", "--gradient_checkpointing", "false"])
     assert "6,738,415,616 parameters in bfloat16, adapter of 39,976,960" in capsys.readouterr().out
