@@ -37,7 +37,7 @@ SMALL = 2**26
 GIB = 2**30
 
 AskedGradients = bool | Literal["auto"]
-"""Whether each pair's gradient is kept; "auto" by memory."""
+"""True to keep each pair's gradient; "auto" decides by memory."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StepPairs(ABC):
         objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
         batch: N pairs with reference log-probabilities.
         micro_batch_size: pairs of a forward pass; None for all.
-        entropies: whether ``rewards`` include the policy's entropies.
+        entropies: if true, ``rewards`` include the policy's entropies.
     """
 
     policy: PolicyModel
@@ -111,7 +111,7 @@ class StepPairs(ABC):
     @property
     @abstractmethod
     def rewards(self) -> Rewards:
-        """Of N pairs, detached."""
+        """Rewards of N pairs, detached."""
 
     @property
     @abstractmethod
@@ -152,12 +152,12 @@ class RecomputedStepPairs(StepPairs):
 
     @property
     def rewards(self) -> Rewards:
-        """Of the first pass."""
+        """Rewards of the first pass."""
         return Rewards.cat([seen.rewards for seen in self._first_pass()])
 
     @property
     def losses(self) -> Tensor:
-        """Of the first pass."""
+        """Losses of the first pass."""
         return torch.cat([seen.losses for seen in self._first_pass()])
 
     @torch.no_grad()
@@ -233,7 +233,7 @@ class KeptStepPairs(StepPairs):
 
     @property
     def rewards(self) -> Rewards:
-        """Of N pairs, detached."""
+        """Rewards of N pairs, detached."""
         return self._rewards
 
     @property

@@ -78,8 +78,8 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
-            under ``pacmr fit`` only where a step would not fit without it.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
+            fit`` where a step would not fit without it, and from Python on a GPU.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,

@@ -1,4 +1,4 @@
-"""A run's configuration: the values of "auto" on this machine, and ``config.yaml``."""
+"""A run's configuration: resolved values of "auto", and ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class SaveRunConfig(SaveConfigCallback):
 def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     """Write ``config.yaml`` of a run that Python started, which audit, refine and export read.
 
-    Its callbacks are those of this package, with their defaults. Where an object of the run cannot be written
-    down, a line on stderr says which, and there is no file.
+    Its callbacks are those of this package, with their defaults. If an object of the run cannot be written, a
+    warning names it, and there is no file.
     """
     data = datamodule(trainer)
     try:

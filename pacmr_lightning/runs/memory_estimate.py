@@ -47,15 +47,15 @@ class DeviceMemory:
 
     base: float
     gathered: float
-    """Of other processes' parameters, at ZeRO-3."""
+    """Parameters of other processes, at ZeRO-3."""
     adapter: float
     """Whole, with ZeRO's own copy of a part of it."""
     optimizer: float
     gradients: float
-    """Of the adapter's size: gradients, the virtual step's and VNet's directions."""
+    """Tensors of the adapter's size: gradients, directions, the virtual step's copy."""
     buffers: float
     activations: float
-    """With the logits and what backward needs."""
+    """Saved for backward, with the logits."""
     host: float = 0.0
     """In the host's memory, under ZeRO's offloading."""
 
@@ -274,7 +274,7 @@ def sft_step_bytes(
 
         activations = _peak(model, step)
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    # AdamW's two moments, the gradients of the batches before, and what processes exchange them in.
+    # AdamW's two moments, accumulated gradients, and the buffer of their exchange.
     return held + (4 if devices > 1 else 3) * FP32 * sum(p.numel() for p in trained) + activations
 
 

@@ -52,14 +52,14 @@ class Plan:
     every: int = 10
     meta_batch_size: int = 64
     coverage: float = 1.0
-    """Share of the meta pairs above the threshold: only these need a gradient."""
+    """Share of the meta-batch above the threshold: only these pairs need a gradient."""
     cached: bool = True
     pairs: int | None = None
-    """Of one epoch."""
+    """Training pairs of one epoch."""
     validation_pairs: int = 0
     validations: int = 4
     audit_sample: int = 0
-    """Most pairs whose gradients an audit takes."""
+    """Maximum number of pairs whose gradients an audit computes."""
 
     @property
     def updates(self) -> int:
@@ -99,8 +99,8 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
     update = plan.global_batch_size * (flops.gradient + live)
     if estimator is None:
         return update
-    originals, reworded = flops.shifted_forward + live, flops.shifted_gradient + live
-    more = plan.meta_batch_size * (originals + plan.coverage * reworded)
+    originals, augmented = flops.shifted_forward + live, flops.shifted_gradient + live
+    more = plan.meta_batch_size * (originals + plan.coverage * augmented)
     # Without kept gradients, virtual step and ghost dot product each run the pairs again.
     again = 0 if kept else plan.global_batch_size * flops.gradient
     more += again
@@ -114,7 +114,7 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
 def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, fits: int = 1) -> float:
     """Return operations of a run over all devices: updates, validations and the reference's cache.
 
-    ``vnet`` adds augmented meta pairs to the cache; ``fits`` is 2 with a second pass, which reads the cache.
+    ``vnet`` adds augmented prompts of meta-batches to the cache; ``fits`` is 2 with a second pass, which reads the cache.
     """
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)
