@@ -158,10 +158,8 @@ def _metrics(summary: dict[str, Any] | None, step: int) -> dict[str, Any]:
     if summary is None:
         return {"no_metrics": "The run wrote no summary."}
     if summary["steps"] != step:
-        reason = (
-            f"The run's summary is for its end, after {summary['steps']:,} updates, not for these weights."
-        )
-        return {"no_metrics": reason}
+        end = f"after {summary['steps']:,} updates"
+        return {"no_metrics": f"The run's summary describes its end, {end}, not these weights."}
     values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
     found = {key: value for key, value in values.items() if value is not None}
     val_step = summary.get("val_step")
