@@ -114,8 +114,7 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
 def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, fits: int = 1) -> float:
     """Return operations of a run over all devices: updates, validations and the reference's cache.
 
-    ``vnet`` adds augmented prompts of meta-batches to the cache; ``fits`` is 2 with a second pass, which reads
-    the cache.
+    ``vnet`` adds augmented prompts to the cache; ``fits`` is 2 with a second pass, which reads the cache.
     """
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)
