@@ -26,7 +26,7 @@ def ram() -> int:
 
 def _limits() -> list[tuple[int, int]]:
     """Limits of this process's control groups, and their bytes in use without droppable file caches."""
-    found = []
+    found: list[tuple[int, int]] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line.partition("::")[2] for line in lines if line.startswith("0::"))

@@ -118,10 +118,10 @@ def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> t
     is not estimated.
     """
     strategy, device = trainer.strategy, trainer.strategy.root_device
-    sft = isinstance(module, SFTModule)
-    if sft and isinstance(strategy, DeepSpeedStrategy):
-        return True, "a step's memory with DeepSpeed is not estimated"
-    if not sft and module.policy.attn_implementation == "eager":  # no kernel avoids the scores
+    if isinstance(module, SFTModule):
+        if isinstance(strategy, DeepSpeedStrategy):
+            return True, "a step's memory with DeepSpeed is not estimated"
+    elif module.policy.attn_implementation == "eager":  # no kernel avoids the scores
         return True, "a step's memory with eager attention is not estimated"
     gpu = device.type == "cuda"
     # Processes on one machine share its RAM.
