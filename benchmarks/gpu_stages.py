@@ -45,7 +45,7 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
-from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
@@ -252,7 +252,7 @@ class Correctness(Bench):
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
-        pairs = kept_gradients.StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, often=True)
+        pairs = StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
         gradient = weighted_gradient(pairs, Unweighted()).gradient
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
@@ -436,6 +436,16 @@ class Speed(Bench):
         found = {"tokens": share * batch.token_count, "needed": share * needed(policy, batch)}
         return {"updates": updates, "way": str(policy._plan), **found}
 
+    def with_cudnn(self) -> Row:
+        """Ours with cuDNN's attention: seconds of new shapes and of the same pairs again."""
+        policy = self.ours_of(True)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        try:
+            first, again = (self.seconds(policy, 1 + COUNTED)[1:] for _ in range(2))
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        return {"says": f"{spread(first)} s an update at first, then {spread(again)}"}
+
     def trl(self, recomputed: bool) -> Row:
         """A turn of TRL's DPO: its first update is not counted."""
         from trl_step import trl_turn
@@ -444,8 +454,7 @@ class Speed(Bench):
 
     def with_vnet(self, kept: bool, way: str = SHARED) -> Row:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
-        kept_gradients._affordable = lambda *_: kept
-        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2)
+        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2, keep_gradients=kept)
         seconds = self.seconds(self.ours_of(True, way), 6, 2, weighting=weighting)[2:]
         vnet, plain = seconds[::2], seconds[1::2]
         says = f"{spread(plain)} s an update, {spread(vnet)} with VNet's; ten updates over DPO's "
@@ -468,7 +477,7 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours (padded, packed, LoRA in bf16) and of TRL in turns, and PACMR-DPO; recomputed, then kept."""
+    """DPO of ours (padded, packed, LoRA in bf16) and TRL in turns, and PACMR-DPO; recomputed, then kept."""
     of = timed(place, size)
 
     def turns(number: int, recomputed: bool) -> Measured:
@@ -486,6 +495,8 @@ def speed(place: Place, size: str) -> Measured:
         yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         yield from turns(1, False)
         yield "profile", of.profiled
+        if place.on_gpu:
+            yield "ours, recomputed, cuDNN's attention", of.with_cudnn
         yield from turns(3, True)
 
 

@@ -22,11 +22,9 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
     return torch.bfloat16 if gpu else torch.float32
 
 
-def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
-    """Return whether activations are recomputed in backward; "auto": on a GPU. ``gpu`` as above."""
-    if asked != "auto":
-        return asked
-    return torch.cuda.is_available() if gpu is None else gpu
+def recomputes(asked: bool | Literal["auto"]) -> bool:
+    """Return whether activations are recomputed in backward; "auto": on a GPU (but see ``runs.config``)."""
+    return torch.cuda.is_available() if asked == "auto" else asked
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:

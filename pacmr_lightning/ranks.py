@@ -11,10 +11,15 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def ranks() -> int:
+    """Return how many processes train together."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
+
+
 def several_ranks() -> bool:
     """Return whether this process is one of several that train together."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return there and torch.distributed.get_world_size() > 1
+    return ranks() > 1
 
 
 @torch.no_grad()

@@ -12,17 +12,15 @@ from rich.table import Table
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..errors import UserError, check_at_least
-from ..meta_gradient.step_pairs import affordable, kept_inputs
-from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import (
-    FP32,
     GIB,
+    GPU_FREE,
     DeviceMemory,
     activation_bytes,
     build,
+    decided,
     four_bit_base,
-    held,
     model_config,
 )
 from ..runs.time_estimate import PairFlops, Plan, audit_flops, pair_flops, run_flops, update_flops
@@ -44,7 +42,8 @@ def memory(
     rank: int = 16,
     target_modules: str | list[str] = "all-linear",
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
-    gradient_checkpointing: bool = True,
+    gradient_checkpointing: bool | Literal["auto"] = "auto",
+    device_memory: float = GPU_FREE,
     layout: Literal["shared", "separate"] = "shared",
     micro_batch_size: int = 4,
     prompt_tokens: int = 640,
@@ -77,7 +76,9 @@ def memory(
         rank: LoRA rank.
         target_modules: linear layers with an adapter.
         dtype: dtype of the frozen base.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: recompute activations in backward; "auto" decides by ``device_memory``.
+        device_memory: free GiB per device before the run, 78 on an H100 or A100 of 80 GB; it also decides
+            whether VNet's update keeps per-pair gradients.
         layout: "shared" computes a prompt once for both responses, "separate" twice.
         micro_batch_size: pairs in one forward pass.
         prompt_tokens: tokens of each prompt.
@@ -109,6 +110,8 @@ def memory(
     check_at_least(1, response_tokens=response_tokens, logit_chunk=logit_chunk, devices=min(devices))
     check_at_least(1, global_batch_size=global_batch_size, every=every, meta_batch_size=meta_batch_size)
     check_at_least(0, validation_pairs=validation_pairs, validations=validations)
+    if not 0 < device_memory < math.inf:
+        raise UserError(f"device_memory is {device_memory}, but it must be above 0 (GiB).")
     _check_speed(device_tflops, utilization, gpu_hour, pairs)
     if pairs is not None and pairs < global_batch_size:
         raise UserError(
@@ -120,48 +123,47 @@ def memory(
     cached = reference == "cached"
     batches = (global_batch_size, every, meta_batch_size)
     plan = Plan(*batches, coverage, cached, pairs, validation_pairs, validations, SAMPLE)
-    policy = build(model_config(model), rank, target_modules, getattr(torch, dtype))
     lengths: dict[str, Any] = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
-    computed = {"shared": layout == "shared", "gradient_checkpointing": gradient_checkpointing}
-    # Before activation_bytes, which replaces the parameters on the meta device by fake ones.
-    flops = pair_flops(policy, **lengths, **computed)
-    activations = activation_bytes(
-        policy, pairs=micro_batch_size, **lengths, **computed, logit_chunk=logit_chunk
-    )
+    flops: dict[bool, PairFlops] = {}
+    activations: dict[bool, float] = {}
+    for recomputed in (False, True) if gradient_checkpointing == "auto" else (gradient_checkpointing,):
+        policy = build(model_config(model), rank, target_modules, getattr(torch, dtype))
+        computed = {"shared": layout == "shared", "gradient_checkpointing": recomputed}
+        # Before activation_bytes, which replaces the parameters on the meta device by fake ones.
+        flops[recomputed] = pair_flops(policy, **lengths, **computed)
+        activations[recomputed] = activation_bytes(
+            policy, pairs=micro_batch_size, **lengths, **computed, logit_chunk=logit_chunk
+        )
     base, strategies = None, STRATEGIES
     stored: str = dtype
     if quantization:
         base, largest = four_bit_base(model_config(model), getattr(torch, dtype))
         # One weight at a time is unpacked.
-        activations += largest
+        activations = {recomputed: size + largest for recomputed, size in activations.items()}
         stored = f"{quantization}, computed in {dtype}"
         strategies = {"ddp": STRATEGIES["ddp"]}
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in policy.parameters()) - trained
-    stays = sum(p.numel() * p.element_size() for p in policy.parameters())
-    stays = stays if base is None else base + FP32 * trained
-    if not gradient_checkpointing:
-        tokens = micro_batch_size * (prompt_tokens + 2 * response_tokens)
-        stays += kept_inputs(lora_linears(policy), tokens)
-    shares = {n: math.ceil(global_batch_size / n) for n in devices}
-    kept = {n: share if affordable(share, trained, stays) else 0 for n, share in shares.items()}
-    options: dict[str, Any] = {"activations": activations, "vnet": vnet, "base": base}
-    found = {
-        name: {
-            n: held(policy, devices=n, **options, **kind, kept=kept[n] if kind["stage"] < 3 else 0)
-            for n in devices
-        }
-        for name, kind in strategies.items()
-    }
+
+    def step(n: int, stage: Literal[0, 1, 2, 3], **options: Any) -> tuple[DeviceMemory, bool, int]:
+        share, free = math.ceil(global_batch_size / n), device_memory * GIB
+        return decided(policy, stage, n, activations, share, free, vnet=vnet, base=base, **options)
+
+    found = {name: {n: step(n, **kind) for n in devices} for name, kind in strategies.items()}
     print_result(f"{model}: {frozen:,} parameters in {stored}, adapter of {trained:,} in float32.")
-    print_result(_table(found), width=120)  # a narrower table would be cut
-    per_pair = [f"{value / 1e12:.3g}" for value in (flops.reference, flops.forward, flops.gradient)]
-    print_result(
-        f"One pair of {prompt_tokens} + 2 x {response_tokens} tokens: {per_pair[0]} TFLOP forward in the "
-        f"reference, {per_pair[1]} in the policy, {per_pair[2]} with its gradient."
+    print_result(_table(found, device_memory, vnet), width=130)  # a narrower table would be cut
+    first = next(iter(flops.values()))
+    gradients = " or ".join(
+        f"{each.gradient / 1e12:.3g} with its gradient" + ", recomputed" * each.recomputed
+        for each in flops.values()
     )
-    print_result(_costs(flops, plan, kept, vnet, device_tflops, utilization, gpu_hour), width=120)
-    return found
+    print_result(
+        f"One pair of {prompt_tokens} + 2 x {response_tokens} tokens: {first.reference / 1e12:.3g} TFLOP "
+        f"forward in the reference, {first.forward / 1e12:.3g} in the policy, {gradients}."
+    )
+    taken = {n: (flops[recomputed], bool(kept)) for n, (_, recomputed, kept) in found["ddp"].items()}
+    print_result(_costs(taken, plan, vnet, device_tflops, utilization, gpu_hour), width=120)
+    return {name: {n: parts for n, (parts, *_) in of.items()} for name, of in found.items()}
 
 
 def _check_speed(
@@ -183,16 +185,18 @@ def _check_speed(
 
 
 def _costs(
-    flops: PairFlops,
+    flops: dict[int, tuple[PairFlops, bool]],
     plan: Plan,
-    kept: dict[int, int],
     vnet: bool,
     tflops: float | None,
     utilization: float | None,
     price: float | None,
 ) -> Table:
     shares = () if tflops is None else EXAMPLES if utilization is None else (utilization,)
-    caption = "PFLOP: 1e15 operations, over all devices."
+    caption = (
+        "PFLOP: 1e15 operations, over all devices, with ddp's decisions: counted on shapes without data, not "
+        "measured."
+    )
     if shares:
         at = " and ".join(f"{100 * share:.3g}%" for share in shares)
         whose = "which you gave" if utilization is not None else "examples, since no utilization is given"
@@ -206,10 +210,10 @@ def _costs(
         for estimator in ("GhostDotProduct", "CentralDifference"):
             methods[f"PACMR-DPO, {estimator}"] = (estimator, 1)
     for method, (learned, fits) in methods.items():
-        for n in kept:
-            update = update_flops(flops, plan, learned, bool(kept[n]))
-            total = run_flops(flops, plan, update, learned is not None, fits)
-            alone = audit_flops(flops, plan) if fits > 1 else 0
+        for n, (pair, kept) in flops.items():
+            update = update_flops(pair, plan, learned, kept)
+            total = run_flops(pair, plan, update, learned is not None, fits)
+            alone = audit_flops(pair, plan) if fits > 1 else 0
             row = {"method": method, "devices": str(n), "PFLOP per update": f"{update / 1e15:.3g}"}
             if whole:
                 row |= {
@@ -232,15 +236,25 @@ def _costs(
     return table
 
 
-def _table(found: dict[str, dict[int, DeviceMemory]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, caption="GiB on each device; host: in the memory of one machine")
-    columns = [name for name in vars(next(iter(found["ddp"].values()))) if name != "host"]
-    for name in ("strategy", "devices", *columns, "total", "host"):
+def _table(
+    found: dict[str, dict[int, tuple[DeviceMemory, bool, int]]], device_memory: float, vnet: bool
+) -> Table:
+    caption = (
+        f"GiB on each device of {device_memory:g}; host: in the memory of one machine. Calculated, not "
+        "measured on a GPU. On a CPU, measured: a tiny model's parameters and AdamW's state (equal) and "
+        "activations (within 11%)."
+    )
+    table = Table(box=SIMPLE_HEAD, caption=caption)
+    columns = [name for name in vars(next(iter(found["ddp"].values()))[0]) if name != "host"]
+    decisions = ("recomputed", *(["pairs kept"] if vnet else []))
+    for name in ("strategy", "devices", *columns, "total", "host", *decisions):
         table.add_column(name, justify="left" if name == "strategy" else "right")
     for strategy, by_devices in found.items():
-        for n, parts in by_devices.items():
+        for n, (parts, recomputed, kept) in by_devices.items():
             values = [*(getattr(parts, name) for name in columns), parts.device, parts.host]
-            table.add_row(strategy, str(n), *(f"{value / GIB:.1f}" if value else "-" for value in values))
+            said = ["yes" if recomputed else "no", *([str(kept or "-")] if vnet else [])]
+            sizes = (f"{value / GIB:.1f}" if value else "-" for value in values)
+            table.add_row(strategy, str(n), *sizes, *said)
     return table
 
 

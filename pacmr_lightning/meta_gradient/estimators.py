@@ -26,7 +26,7 @@ class MetaGradientEstimator(Recorded, ABC):
     """Estimates c_i for N pairs, once per VNet update, on every rank.
 
     Args:
-        clip: coefficients are clipped to [-clip, clip] (the paper's constant is 10); None for no clipping.
+        clip: coefficients are clipped to [-clip, clip] (Qu et al.: 10); None for no clipping.
 
     Raises:
         UserError: ``clip`` is not above 0.
@@ -34,11 +34,11 @@ class MetaGradientEstimator(Recorded, ABC):
 
     exact: bool = False
     differentiates_twice: bool = False
-    """Whether it needs the graph of a gradient, which ZeRO-3 and fused attention do not give."""
+    """True if it needs the graph of a gradient, which ZeRO-3 and fused attention do not give."""
 
     def __init__(self, clip: float | None = 10.0):
         if clip is not None and not clip > 0:
-            raise UserError(f"clip is {clip}, but it must be above 0 (the paper uses 10) or null for none.")
+            raise UserError(f"clip is {clip}, but it must be above 0 (Qu et al.: 10) or null for none.")
         self.clip = clip
 
     @abstractmethod
@@ -58,10 +58,10 @@ class MetaGradientEstimator(Recorded, ABC):
 
 
 class CentralDifference(MetaGradientEstimator):
-    """[l_i(omega + eps d) - l_i(omega - eps d)] / (2 eps): the paper's estimator, two forward passes.
+    """[l_i(omega + eps d) - l_i(omega - eps d)] / (2 eps), from two forward passes (Qu et al.).
 
     Args:
-        epsilon: the paper's eps, 3e-3.
+        epsilon: eps; Qu et al. use 3e-3.
         relative: the step is epsilon / norm(d), so its length does not depend on d's. Under a bf16 base a raw
             step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
         clip: see ``MetaGradientEstimator``.
@@ -70,7 +70,7 @@ class CentralDifference(MetaGradientEstimator):
     def __init__(self, epsilon: float = 3e-3, relative: bool = False, clip: float | None = 10.0):
         super().__init__(clip)
         if not epsilon > 0:
-            raise UserError(f"epsilon is {epsilon}, but it must be above 0 (the paper uses 0.003).")
+            raise UserError(f"epsilon is {epsilon}, but it must be above 0 (Qu et al.: 0.003).")
         self.epsilon = epsilon
         self.relative = relative
 
@@ -96,7 +96,7 @@ class CentralDifference(MetaGradientEstimator):
 
 
 class ExactCoefficients(MetaGradientEstimator):
-    """c_i by differentiating through the gradient with its graph retained (paper, appendix A.3).
+    """c_i by differentiating through the gradient with its graph retained (Qu et al., appendix A.3).
 
     The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. For tests and benchmarks: it takes
     much memory, and attention that can be differentiated twice.

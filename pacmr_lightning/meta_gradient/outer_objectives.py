@@ -27,13 +27,13 @@ class OuterGradient:
 
     d_meta: Direction
     retained: int
-    """Number of meta pairs in the loss, over all ranks."""
+    """Number of pairs in the loss, over all ranks."""
     metrics: dict[str, Tensor]
     """Over all ranks."""
 
 
 class OuterObjective(Recorded, ABC):
-    """A loss of the meta pairs whose gradient with respect to omega is d_meta.
+    """A loss on the meta-batch whose gradient with respect to omega is d_meta.
 
     ``VNetWeighting`` calls it at each update, on every rank, with the policy at the virtual parameters.
     """
@@ -48,12 +48,12 @@ class OuterObjective(Recorded, ABC):
             policy: gives ``log_probs`` of pairs, with gradient, and ``reference_log_probs``, without.
             beta: the objective's, for ``Rewards``.
             meta: this rank's M pairs. ``meta.augmented`` are the same pairs under augmented prompts; None
-                with clean meta pairs. If some are left out, ranks run different numbers of forward passes,
+                with clean pairs. If some are left out, ranks run different numbers of forward passes,
                 which ``policy.in_step`` evens out for ZeRO-3.
             micro_batch_size: pairs of a forward pass with gradient, or a ``TokenBudget``; None for all pairs.
 
         Raises:
-            UserError: the meta pairs are of the wrong kind.
+            UserError: the meta-batch is of the wrong kind.
         """
 
 
@@ -78,8 +78,8 @@ class PromptConsistency(OuterObjective):
         """See ``OuterObjective``."""
         if meta.augmented is None:
             raise UserError(
-                f"{type(self).__name__} compares a pair with its reworded view, but the meta pairs have "
-                "none; take clean_meta out of the datamodule."
+                f"{type(self).__name__} compares a pair with itself under an augmented prompt, but the "
+                "meta-batch has none; remove clean_meta from the datamodule's options."
             )
         if micro_batch_size is not None:
             meta = meta.longest_first()
@@ -149,21 +149,21 @@ def _consistency_metrics(
 
 
 class PromptAugmentationConsistency(PromptConsistency):
-    """Consistency with hard pseudo-labels of confident pairs: the paper's outer objective (section 5.3).
+    """Consistency with hard pseudo-labels of confident pairs (Qu et al., section 5.3).
 
     u of the original view gives label 0 (first response better) if sigma(u) >= tau and label 1 if sigma(u) <=
     1 - tau; other pairs are left out. The loss is 1/M sum of -log sigma(u(A(z))) for label 0 and -log
     sigma(-u(A(z))) for label 1.
 
     Args:
-        tau: confidence threshold, 0.5 <= tau < 1; the paper uses 0.6.
-        normalize: "meta" divides by M, the size of the global meta batch with the pairs that were left out
-            (paper, section 5.4), "retained" by the number of the others (paper, section 5.3).
+        tau: confidence threshold, 0.5 <= tau < 1; Qu et al. use 0.6.
+        normalize: "meta" divides by M, the size of the global meta-batch, with the pairs that were left out
+            (Qu et al., section 5.4), "retained" by the number of the others (section 5.3).
     """
 
     def __init__(self, tau: float = 0.6, normalize: Literal["meta", "retained"] = "meta"):
         if not 0.5 <= tau < 1:
-            raise UserError(f"tau is {tau}, but it must be at least 0.5 and below 1 (the paper uses 0.6).")
+            raise UserError(f"tau is {tau}, but it must be at least 0.5 and below 1 (Qu et al.: 0.6).")
         self.tau = tau
         self.normalize = normalize
 
@@ -195,17 +195,17 @@ class CleanPreference(OuterObjective):
     """DPO's loss on clean pairs: MWN-DPO (appendix G, Algorithm 2)."""
 
     def loss(self, rewards: Rewards) -> Tensor:
-        """Return (N,) losses of N meta pairs."""
+        """Return (N,) losses of N clean pairs."""
         return -F.logsigmoid(rewards.u)
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
-        """See ``OuterObjective``; the meta pairs are clean ones."""
+        """See ``OuterObjective``; the meta-batch has clean pairs."""
         if meta.augmented is not None:
             raise UserError(
-                "CleanPreference learns from clean pairs, but the meta pairs are noisy training pairs; give "
-                "the datamodule a source of clean ones as clean_meta."
+                "CleanPreference learns from clean pairs, but the meta-batch has noisy training pairs; "
+                "give the datamodule a source of clean pairs as clean_meta."
             )
         if micro_batch_size is not None:
             meta = meta.longest_first()

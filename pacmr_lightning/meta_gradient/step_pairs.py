@@ -7,31 +7,37 @@ memory allows, each pair's gradient is kept from one pass for all three; else th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
+from ..free_memory import ram
 from ..gradient import Direction, accumulated_gradient
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
 from ..policy.token_layout import Rows
-from ..ranks import sum_over_ranks
+from ..ranks import max_over_ranks, ranks, sum_over_ranks
 from ..rewards import Rewards
 from .per_pair_gradients import each_gradient, pair_losses, rest_losses
 
-SHARE = 1 / 8
-"""Kept gradients' share of the memory of a plain step."""
 FREE = 0.8
 """Kept gradients' share of the memory that a GPU's largest step so far has left free."""
+RAM_SHARE = 1 / 8
+"""Kept gradients' share of the RAM, without a GPU."""
 SMALL = 2**26
 """Bytes that kept gradients may always take."""
+GIB = 2**30
+
+AskedGradients = bool | Literal["auto"]
+"""True to keep each pair's gradient; "auto" decides by memory."""
 
 
 @dataclass
@@ -58,7 +64,7 @@ class StepPairs(ABC):
         objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
         batch: N pairs with reference log-probabilities.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
-        entropies: whether ``rewards`` include the policy's entropies.
+        entropies: if true, ``rewards`` include the policy's entropies.
     """
 
     policy: PolicyModel
@@ -75,21 +81,26 @@ class StepPairs(ABC):
         batch: PairBatch,
         micro_batch_size: MicroBatchSize,
         *,
-        often: bool,
+        keep: AskedGradients,
         soft_labels: bool = False,
         entropies: bool = False,
     ) -> StepPairs:
-        """Return the pairs, with each pair's gradient kept if it is used ``often`` and affordable.
+        """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
 
-        It is not if a LoRA layer mixes rows, or under ZeRO-3. ``soft_labels``: loss g l(u) + (1 - g) l(-u).
+        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows. ``soft_labels``: loss g l(u) +
+        (1 - g) l(-u).
+
+        Raises:
+            UnhookedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
         """
         if soft_labels:
             objective = SoftLabelDifference(objective)
-        if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
+        if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
                 return KeptStepPairs(policy, objective, batch, micro_batch_size, entropies)
             except UnhookedLoraError:
-                pass
+                if keep is True:
+                    raise
         return RecomputedStepPairs(policy, objective, batch, micro_batch_size, entropies)
 
     @property
@@ -100,7 +111,7 @@ class StepPairs(ABC):
     @property
     @abstractmethod
     def rewards(self) -> Rewards:
-        """Of N pairs, detached."""
+        """Rewards of N pairs, detached."""
 
     @property
     @abstractmethod
@@ -141,12 +152,12 @@ class RecomputedStepPairs(StepPairs):
 
     @property
     def rewards(self) -> Rewards:
-        """Of the first pass."""
+        """Rewards of the first pass."""
         return Rewards.cat([seen.rewards for seen in self._first_pass()])
 
     @property
     def losses(self) -> Tensor:
-        """Of the first pass."""
+        """Losses of the first pass."""
         return torch.cat([seen.losses for seen in self._first_pass()])
 
     @torch.no_grad()
@@ -222,7 +233,7 @@ class KeptStepPairs(StepPairs):
 
     @property
     def rewards(self) -> Rewards:
-        """Of N pairs, detached."""
+        """Rewards of N pairs, detached."""
         return self._rewards
 
     @property
@@ -254,29 +265,29 @@ class KeptStepPairs(StepPairs):
         return torch.cat([torch.stack(part).sum(0) for part in dots])
 
 
-def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: MicroBatchSize) -> bool:
-    """Return whether to keep each pair's gradient; printed if they are large."""
-    adapter = sum(p.numel() for p in policy.adapter().values())
-    held = sum(p.numel() * p.element_size() for p in policy.parameters())
-    if not policy.gradient_checkpointing:
-        tokens = next(batch.micro_batches(micro_batch_size)).input_ids.numel()
-        held += kept_inputs(policy.lora_linears(), tokens)
-    needed = 4 * len(batch) * adapter
-    kept, room = affordable(len(batch), adapter, held), ""
-    if not kept and policy.device.type == "cuda":
-        if policy.left_free is None and policy.has_stepped:
-            policy.left_free = _left_free(policy.device)
-        if policy.left_free is None:  # before the first step
-            return False
-        kept = needed <= FREE * policy.left_free
-        room = f"; a step leaves {policy.left_free / 2**30:.1f} GiB free"
-    if needed > SMALL and kept != policy.keeps_gradients:
-        policy.keeps_gradients = kept
+def _affordable(policy: PolicyModel, pairs: int) -> bool:
+    """Return whether to keep each pair's gradient, the same on all ranks and in all steps but a GPU's first.
+
+    Printed where they are large. A CPU's answer depends on its RAM, not on what is free, so that the same
+    run twice is the same bit for bit.
+    """
+    needed, device = 4 * pairs * sum(p.numel() for p in policy.adapter().values()), policy.device
+    if needed > SMALL and policy.pair_memory is None:
+        if device.type == "cuda":
+            if not policy.has_stepped:  # its peak is not known
+                return False
+            room = int(FREE * _left_free(device))
+            of = f"{FREE:.0%} of what the largest step so far leaves free"
+        else:
+            room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
+        policy.pair_memory = -max_over_ranks(-room, device)
+        kept = needed <= policy.pair_memory
         rank_zero_info(
-            f"VNet's updates {'keep each' if kept else 'recompute each'} pair's gradient "
-            f"({needed / 2**30:.1f} GiB{room})."
+            f"keep_gradients auto is {str(kept).lower()}: the gradients of an update's pairs take "
+            f"{needed / GIB:.3g} GiB, and they may take {policy.pair_memory / GIB:.3g} GiB ({of}); "
+            f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
         )
-    return kept
+    return needed <= max(SMALL, policy.pair_memory or 0)
 
 
 def _left_free(device: torch.device) -> int:
@@ -285,11 +296,6 @@ def _left_free(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
-def affordable(pairs: int, adapter: int, held: float) -> bool:
-    """Return whether pairs' gradients are small beside ``held``: base, adapter and ``kept_inputs``."""
-    return 4 * pairs * adapter <= max(SMALL, SHARE * held)
-
-
-def kept_inputs(linears: Mapping[str, nn.Linear], tokens: int) -> int:
-    """Return the bytes of LoRA layers' fp32 inputs that are kept without activation checkpointing."""
-    return 4 * tokens * sum(linear.in_features for linear in linears.values())
+def affordable(pairs: int, adapter: int, left: float) -> bool:
+    """Return whether a GPU keeps the pairs' gradients, if the step leaves so many bytes free."""
+    return 4 * pairs * adapter <= max(SMALL, FREE * left)

@@ -1,4 +1,4 @@
-"""The policy with its LoRA parameters moved along a direction, without writing to them."""
+"""The policy at shifted LoRA parameters (the virtual step), without writing to them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,45 @@ def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor],
 
 @contextmanager
 def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
-    """Inside, every LoRA linear W x gives (W + scale D) x; the parameters themselves stay as they are.
+    """Run the policy at omega + scale D inside; the parameters' own memory is not written.
 
     Gradients are those at the shifted point. With activation checkpointing backward must run inside too. The
-    reference is not shifted: its adapter is off. ``direction`` is D, a full-size tensor for each adapter
-    parameter, the same on every rank.
+    reference is not shifted: its adapter is off. Where parameters are whole and compute in fp32, and for
+    compiled layers, which skip hooks, a moved copy of the adapter stands in for it (4 bytes a parameter).
+    ZeRO-3's parts, and products in bf16, which would round a small shift away, take hooks.
+
+    Args:
+        policy: its adapter's ``data`` are other tensors inside, and the same ones as before afterwards.
+        direction: D, a full-size tensor for each adapter parameter, the same on every rank.
+        scale: length of the step along D.
 
     Raises:
         UserError: the adapter has layers that a shift would miss.
     """
     policy.check_hooked()
+    way = hooked if policy.is_sharded or not (policy.compiles or policy.dtype == torch.float32) else swapped
+    with way(policy, direction, scale):
+        yield
+
+
+@contextmanager
+def swapped(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
+    """``shifted`` by other data in the adapter's parameters, of which compiled code needs no new graph."""
+    parameters = policy.adapter()
+    before = [parameter.data for parameter in parameters.values()]
+    moved = torch._foreach_add(before, [direction[name] for name in parameters], alpha=scale)
+    try:
+        for parameter, data in zip(parameters.values(), moved, strict=True):
+            parameter.data = data
+        yield
+    finally:
+        for parameter, data in zip(parameters.values(), before, strict=True):
+            parameter.data = data
+
+
+@contextmanager
+def hooked(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
+    """``shifted`` by hooks, which add scale D x to the output W x of each LoRA linear."""
     handles = []
     try:
         for name, linear in policy.lora_linears().items():
@@ -55,29 +84,30 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
 
 @torch.no_grad()
 def check_shifted(policy: PolicyModel, pair: PairBatch) -> None:
-    """Compare ``shifted`` with moved parameters, and refuse layers it misses; ZeRO-3 is not checked."""
+    """Compare hooks on LoRA's linears with moved parameters; not under ZeRO-3.
+
+    Single pairs' gradients work by such hooks, and so may the virtual step.
+
+    Raises:
+        UserError: hooks miss a layer's effect.
+    """
     policy.check_hooked()
     if policy.is_sharded:
         return
     generator = torch.Generator().manual_seed(0)
-    adapter = policy.adapter()
-    direction = {name: torch.randn(w.shape, generator=generator).to(w) for name, w in adapter.items()}
-    before = {name: w.clone() for name, w in adapter.items()}
+    direction = {
+        name: torch.randn(w.shape, generator=generator).to(w) for name, w in policy.adapter().items()
+    }
 
     def chosen() -> Tensor:
         with policy.lora_in_float32():  # or moved weights would be rounded, which shifted ones are not
             return policy.log_probs_in("plain", pair).chosen
 
     start = chosen()
-    with shifted(policy, direction, STEP):
+    with hooked(policy, direction, STEP):
         by_hooks = chosen()
-    try:
-        for name, w in adapter.items():
-            w.add_(direction[name], alpha=STEP)
+    with swapped(policy, direction, STEP):
         moved = chosen()
-    finally:
-        for name, w in adapter.items():
-            w.copy_(before[name])
     moves, error = float((moved - start).abs().max()), float((moved - by_hooks).abs().max())
     if error > MISSED * moves:
         raise UserError(

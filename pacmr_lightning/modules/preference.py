@@ -286,7 +286,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             self.objective,
             train.with_reference(self._reference(train)),
             self.micro_batch,
-            often=learns,
+            keep=learns and self.weighting.keep_gradients,
             soft_labels=self.weighting.soft_labels,
             entropies=self.weighting.needs_entropies,
         )

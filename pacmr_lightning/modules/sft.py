@@ -84,8 +84,8 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
-            under ``pacmr fit`` only where a step would not fit without it.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
+            fit`` where a step would not fit without it, and from Python on a GPU.
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,8 +47,11 @@ class AttentionPlan:
 
 
 def exclude_cudnn() -> None:
-    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward."""
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward.
+
+    The environment variable PACMR_CUDNN_ATTENTION=1 leaves it on, to measure it.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(os.environ.get("PACMR_CUDNN_ATTENTION") == "1")
 
 
 def is_flash(attention: str) -> bool:

@@ -20,9 +20,10 @@ RECOMPILATIONS = 64
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile each of the model's layers; layers share compiled code.
 
-    Compiled modules skip hooks added later, which VNet's update needs
-    (``torch._dynamo.config.skip_nnmodule_hook_guards``); so layers with hooks run uncompiled, as does
-    generation.
+    Compiled modules skip hooks added later (``torch._dynamo.config.skip_nnmodule_hook_guards``), which single
+    pairs' gradients need; so layers with hooks run uncompiled, as does generation. Adapter, gradients and
+    each number of rows and tokens that torch does not take as dynamic have a graph of their own; the virtual
+    step swaps the parameters' data and needs none.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

@@ -79,8 +79,8 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
-            under ``pacmr fit`` only where a step would not fit without it.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
+            fit`` where a step would not fit without it, and from Python on a GPU.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
@@ -89,7 +89,7 @@ class PolicyModel(Recorded, nn.Module):
             SDPA for each sequence). "auto" takes "packed_shared" on such a GPU, "packed" with FlashAttention
             and "shared" otherwise. Any is checked on a real pair first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
-        compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
+        compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
             quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
         lora_compute_dtype: "base" computes LoRA's products in the base's dtype, as bf16 autocast does: less
@@ -152,9 +152,8 @@ class PolicyModel(Recorded, nn.Module):
         self.lora_compute_dtype = lora_compute_dtype
         self.has_stepped = False
         """True after this process's first optimizer step, when peak memory is representative."""
-        self.left_free: int | None = None
-        """GPU bytes that such a step left free, where VNet's updates need it."""
-        self.keeps_gradients: bool | None = None
+        self.pair_memory: int | None = None
+        """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
 

@@ -50,7 +50,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
-    """Return the checkpoint that ``--ckpt_path`` means, and its policy updates; None and 0 for none.
+    """Return the checkpoint of ``--ckpt_path`` and its number of policy updates; None and 0 for none.
 
     "last" means ``last.ckpt`` in ``folder``, or if that is missing or damaged the good file with the most
     updates. If not for ``training``, weights alone are enough, and "last" must exist.
@@ -88,7 +88,7 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
 
 
 def _warn_of_later(paths: list[Path], step: int) -> None:
-    """Warn of checkpoints of more than ``step`` updates, from before the run went back."""
+    """Warn of checkpoints with more than ``step`` updates, from an earlier fit."""
     later = []
     for path in paths:
         with suppress(_DamagedError):
@@ -96,13 +96,13 @@ def _warn_of_later(paths: list[Path], step: int) -> None:
                 later.append(path.name)
     if later:
         rank_zero_warn(
-            f"{', '.join(later)} in {paths[0].parent} are of more than {step} updates, from before this fit "
-            "goes back; they stay until it writes its own."
+            f"{', '.join(later)} in {paths[0].parent} have more than {step} updates, from an earlier fit; "
+            "they stay until this fit overwrites them."
         )
 
 
 class _DamagedError(Exception):
-    """A file that is no usable checkpoint; the message says why."""
+    """Error of an unusable checkpoint file; the message is the reason."""
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
@@ -111,14 +111,14 @@ def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
         try:
             steps[path] = _step(path, training)
         except _DamagedError as error:
-            rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
-    # A run that went back to an earlier checkpoint has left files with more updates.
+            rank_zero_warn(f"The checkpoint {path} is skipped: {error}.")
+    # A run that resumed from an earlier checkpoint leaves files with more updates.
     for path in sorted(steps, key=lambda path: (path.name == LAST, steps[path]), reverse=True):
         try:
             _check_sums(path)
             return path, steps[path]
         except _DamagedError as error:
-            rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
+            rank_zero_warn(f"The checkpoint {path} is skipped: {error}.")
     return None, 0
 
 
@@ -128,7 +128,7 @@ def _step(path: Path, training: bool) -> int:
     except Exception:  # the kind depends on where the file is damaged
         raise _DamagedError("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
     if not isinstance(content, dict) or not content.keys() >= CONTENT:
-        raise _DamagedError("it is no checkpoint of a run")
+        raise _DamagedError("it is not a checkpoint of a run")
     if training and not content.keys() >= TRAINING:
         raise _DamagedError("it holds weights only, from which training cannot go on")
     return int(content["global_step"])

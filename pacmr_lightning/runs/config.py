@@ -1,4 +1,4 @@
-"""A run's configuration: the values of "auto" on this machine, and ``config.yaml``."""
+"""A run's configuration: resolved values of "auto", and ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..files import replacing
+from ..free_memory import free_memory
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
-from ..numerics import base_dtype, recomputes
+from ..numerics import base_dtype
+from ..ranks import max_over_ranks
 from ..recorded import as_config
+from ..waiting import waiting
 from .folder import CHECKPOINTS, CONFIG
-from .memory_estimate import GIB, sft_step_bytes, step_bytes
+from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes
 
-FREE = 0.9
-"""Share of a GPU's free memory that a step may be estimated to take; the rest is for what is not counted."""
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
@@ -37,30 +38,24 @@ class SaveRunConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Resolve ``gradient_checkpointing: auto`` by memory on a GPU, now that lengths are known."""
-        device = trainer.strategy.root_device
-        if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule) or device.type != "cuda":
+        """Resolve ``gradient_checkpointing: auto`` by memory, now that lengths are known."""
+        if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule):
             return
         options = _network_options(self.config)
         if options.get("gradient_checkpointing") != "auto":
             return
-        policy = None if isinstance(pl_module, SFTModule) else pl_module.policy
-        # The parts that a model is cut into, and attention's scores where no kernel avoids them.
-        others = {"DeepSpeed": isinstance(trainer.strategy, DeepSpeedStrategy)}
-        others["eager attention"] = policy is not None and policy.attn_implementation == "eager"
-        if uncounted := [name for name, there in others.items() if there]:
-            recompute, why = True, f"a step's memory with {uncounted[0]} is not estimated"
-        else:
-            needed, (free, _) = _step_bytes(pl_module, trainer), torch.cuda.mem_get_info(device)
-            recompute = needed > FREE * free
-            step = f"without it a step takes some {needed / GIB:.1f} GiB"
-            why = f"{step}, and {free / GIB:.1f} GiB of the GPU are free"
+        recompute, why = recomputes_here(pl_module, trainer)
         options["gradient_checkpointing"] = recompute
-        if policy is None:
+        if isinstance(pl_module, SFTModule):
+            option = "--model.gradient_checkpointing"
             pl_module.hparams["gradient_checkpointing"] = recompute
         else:
-            policy.gradient_checkpointing = recompute
-        rank_zero_info(f"gradient_checkpointing auto is {str(recompute).lower()}: {why}.")
+            option = "--model.policy.gradient_checkpointing"
+            pl_module.policy.gradient_checkpointing = recompute
+        rank_zero_info(
+            f"gradient_checkpointing auto is {str(recompute).lower()}: {why}; overrule it by "
+            f"{option} {str(not recompute).lower()}."
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file on rank 0."""
@@ -82,8 +77,8 @@ class SaveRunConfig(SaveConfigCallback):
 def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     """Write ``config.yaml`` of a run that Python started, which audit, refine and export read.
 
-    Its callbacks are those of this package, with their defaults. Where an object of the run cannot be written
-    down, a line on stderr says which, and there is no file.
+    Its callbacks are those of this package, with their defaults. If an object of the run cannot be written, a
+    warning names it, and there is no file.
     """
     data = datamodule(trainer)
     try:
@@ -116,6 +111,31 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
         temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
+def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> tuple[bool, str]:
+    """Return whether activations are recomputed, the same on all ranks, and why.
+
+    They are if a step of the longest pairs would else take more than ``FREE`` of a device's free memory, or
+    is not estimated.
+    """
+    strategy, device = trainer.strategy, trainer.strategy.root_device
+    if isinstance(module, SFTModule):
+        if isinstance(strategy, DeepSpeedStrategy):
+            return True, "a step's memory with DeepSpeed is not estimated"
+    elif module.policy.attn_implementation == "eager":  # no kernel avoids the scores
+        return True, "a step's memory with eager attention is not estimated"
+    gpu = device.type == "cuda"
+    # Processes on one machine share its RAM.
+    free = free_memory(device) // (1 if gpu else trainer.num_devices)
+    free = -max_over_ranks(-free, device)
+    with waiting("Estimating a step's memory"):
+        needed = _step_bytes(module, trainer)
+    where = "the GPU" if gpu else "RAM"
+    return needed > FREE * free, (
+        f"without it a step takes some {needed / GIB:.3g} GiB (calculated, not measured), and "
+        f"{free / GIB:.3g} GiB of {where} are free"
+    )
+
+
 def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:
     data = datamodule(trainer)
     if isinstance(module, SFTModule):
@@ -132,7 +152,11 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
     prompt, response = data.train_pairs.longest()
     if module.micro_batch_tokens is not None:
         pairs = max(1, module.micro_batch_tokens // (prompt + 2 * response))
-    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size)
+    strategy = trainer.strategy
+    zero = (
+        (strategy.config or {}).get("zero_optimization") if isinstance(strategy, DeepSpeedStrategy) else None
+    )
+    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size, zero)
 
 
 def use_lora_deepspeed(config: Namespace) -> None:
@@ -153,22 +177,18 @@ def use_lora_deepspeed(config: Namespace) -> None:
 
 
 def resolve_auto(config: Namespace) -> None:
-    """Replace "auto" in the configuration, since other machines will read the run."""
+    """Replace dtype's "auto" in the configuration, since other machines will read the run.
+
+    ``SaveRunConfig`` replaces that of ``gradient_checkpointing``, which needs the data's lengths.
+    """
     model = config.model.get("init_args") or Namespace()
     policy = model.get("policy")
     options = _network_options(config)
     lora = policy or model.get("lora")
     gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    chosen: dict[str, str | bool] = {}
     if options.get("dtype") == "auto":
-        chosen["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
-    if options.get("gradient_checkpointing") == "auto" and not gpu:  # else ``SaveRunConfig``
-        chosen["gradient_checkpointing"] = recomputes("auto", gpu)
-    for name, value in chosen.items():
-        options[name] = value
-    if chosen:
-        named = " and ".join(f"{name} {str(value).lower()}" for name, value in chosen.items())
-        rank_zero_info(f"auto is {named}, {'on a GPU' if gpu else 'without a GPU'}.")
+        options["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
+        rank_zero_info(f"dtype auto is {options['dtype']}, {'on a GPU' if gpu else 'without a GPU'}.")
 
 
 def _network_options(config: Namespace) -> Namespace:

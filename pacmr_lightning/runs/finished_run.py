@@ -41,7 +41,7 @@ class FinishedRun:
 
     @property
     def noise(self) -> str:
-        """Return the options that flipped labels in training; empty for none."""
+        """Return the options of the injected label noise; empty for none."""
         options = self.data["init_args"]
         given = {name: options[name] for name in NO_NOISE if options.get(name)}
         if kind := given.pop("noise", None):
@@ -71,7 +71,9 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
             f"preference run, or take the folder {options.get('save_to') or path.parent / 'model'}."
         )
     if not preference:
-        raise UserError(f"{folder} is no preference run by its {CONFIG}; name one, such as a DPO run.")
+        raise UserError(
+            f"The {CONFIG} of {folder} is not that of a preference run; name a run of DPO or another method."
+        )
     checkpoints = path.parent / CHECKPOINTS
     found = checkpoints / f"{checkpoint}.ckpt"
     if not found.exists():
@@ -92,7 +94,7 @@ def load_run(
     """Return the run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
     Without a ``micro_batch_size`` the module takes a whole batch at once, ``MOST_AT_ONCE`` pairs at most.
-    ``as_trained`` gives the run's training pairs, with its label noise and without held-out clean meta pairs;
+    ``as_trained`` gives the run's training pairs, with its label noise and without held-out clean pairs;
     else all pairs, with original labels and with ``augmentations`` (a file; None for the run's own).
     """
     parser = ToolParser(exit_on_error=False)
@@ -101,13 +103,13 @@ def load_run(
     # The tokenizer is linked to the model, so config.yaml lacks it.
     options = run.data["init_args"] | {"tokenizer": run.base}
     if as_trained:
-        # Clean meta pairs, which may be held out, are read only for meta batches.
+        # Clean pairs, which may be held out, are read only for meta-batches.
         options["meta_every"] = 1 if options.get("clean_meta") else None
     else:
         chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
         options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
-        # With meta batches the datamodule reads augmented prompts, whatever the method.
+        # With meta-batches the datamodule reads augmented prompts, whatever the method.
         options["meta_every"] = 1
     if augmentations is not None:
         options["augmentations"] = augmentations

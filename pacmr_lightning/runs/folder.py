@@ -20,8 +20,8 @@ CHECKPOINTS = "checkpoints"  # default folder
 ANALYSIS = "analysis"  # figures, and their values
 AUDIT = "audit"  # default folder of the run's audit
 WEIGHTS = "weights"  # parts with one row per pair per visit
-NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped
-RESPONSES = "responses.jsonl"  # to a few fixed prompts along the way
+NOISE_MASK = "noise_mask.parquet"  # injected label noise
+RESPONSES = "responses.jsonl"  # to a few fixed prompts during training
 GENERATIONS = "generations.jsonl"  # responses to evaluation prompts
 SAMPLES = "samples.jsonl"  # responses sampled from the policy
 
@@ -78,7 +78,7 @@ def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFram
             tables.append(pq.read_table(part))
         except (OSError, pa.ArrowInvalid):
             raise UserError(
-                f"{part} is not a readable Parquet file; train again, or delete it to do without."
+                f"{part} is not a readable Parquet file; train again, or delete it and continue without."
             ) from None
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
     frame = frame.sort_values("step", kind="stable", ignore_index=True)

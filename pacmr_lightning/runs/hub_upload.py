@@ -15,12 +15,12 @@ from ..hub_access import unreachable
 _REFUSED = {
     401: "the token is not valid; log in again with hf auth login, or set HF_TOKEN",
     403: "the token may not write there; make one with write access at the Hub, or name another repository",
-    404: "there is no such repository that the token may see; look at its name",
+    404: "the token can see no such repository; check its name",
 }
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name can be that of a model or dataset of the Hub."""
+    """Return true if the name is valid for a model or dataset on the Hub."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -48,7 +48,7 @@ def push(
     """Upload files (by path inside the repository) in one commit, and return the repository's address.
 
     The repository is created if missing; an existing one must be private if ``private``. A UserError means
-    that nothing changed; ``kept`` is its sentence on what is left on this machine.
+    that nothing changed; ``kept`` ends its message with the files that are left on this machine.
     """
     api = HfApi()
     try:
@@ -68,7 +68,7 @@ def push(
 
 
 def _reason(error: BaseException) -> str:
-    """Return why, in our words if the Hub has answered: a server may repeat secrets."""
+    """Return the reason; the Hub's own text is left out, since it may repeat secrets."""
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__
     if isinstance(error, HfHubHTTPError):

@@ -1,4 +1,4 @@
-"""Loggers of a run: a CSV file that is continued after a resume, and those that the user names."""
+"""Loggers of a run: a CSV file that a resumed run continues, and the user's."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class ContinuedCSVLogger(CSVLogger):
 class RunBoard(TensorBoardLogger):
     """Lightning's TensorBoardLogger whose event files lie in the run's folder itself.
 
-    TensorBoard calls a run by the folder of its event files, so ``runs/mine`` is called ``mine``. The
+    TensorBoard names a run by the folder of its event files, so ``runs/mine`` is ``mine``. The
     hyperparameters stay in ``tensorboard/hparams.yaml``. ``epoch``, which would be the first chart, is left
     to ``metrics.csv``.
 
     Args:
         folder: the run's.
-        first_step: updates done before this fit; what a killed run logged later is hidden.
+        first_step: updates done before this fit; later points of a killed run are hidden.
     """
 
     def __init__(self, folder: str, first_step: int):

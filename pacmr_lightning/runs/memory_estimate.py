@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -14,11 +15,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..errors import UserError, first_line
+from ..meta_gradient.step_pairs import affordable
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
@@ -26,8 +29,14 @@ from ..policy.token_layout import PROMPT_ONCE
 
 GIB = 2**30
 FP32 = 4
+GPU_FREE = 78.0
+"""GiB that are free on a GPU of 80 GB."""
+FREE = 0.9
+"""Share of a device's free memory that a step may be estimated to take; not everything is counted."""
 LIVE = 10**9
 """Parameters that DeepSpeed keeps gathered at ZeRO-3 (default of stage3_max_live_parameters)."""
+COUNTED = (2, 4)
+"""Numbers of layers whose activations are counted, where all are equal."""
 BUCKET = 50_000_000
 """Numbers in a gradient buffer: ``reduce_bucket_size`` of the strategies in configs/."""
 
@@ -38,15 +47,15 @@ class DeviceMemory:
 
     base: float
     gathered: float
-    """Of other processes' parameters, at ZeRO-3."""
+    """Parameters of other processes, at ZeRO-3."""
     adapter: float
     """Whole, with ZeRO's own copy of a part of it."""
     optimizer: float
     gradients: float
-    """Of the adapter's size: gradients, the virtual step's and VNet's directions."""
+    """Tensors of the adapter's size: gradients, directions, the virtual step's copy."""
     buffers: float
     activations: float
-    """With the logits and what backward needs."""
+    """Saved for backward, with the logits."""
     host: float = 0.0
     """In the host's memory, under ZeRO's offloading."""
 
@@ -130,8 +139,9 @@ def held(
         gathered=0,
         adapter=adapter,
         optimizer=2 * adapter,
-        # Gradients of two micro-batches, and their sum; with VNet the virtual step's direction.
-        gradients=(4 + kept if vnet else 3) * adapter,
+        # Gradients of two micro-batches, and their sum; with VNet the virtual step's direction, and the moved
+        # copy of the adapter (``virtual_step.swapped``).
+        gradients=(4 + kept + (stage < 3 and frozen[0].dtype == torch.float32) if vnet else 3) * adapter,
         buffers=adapter if devices > 1 else 0,
         activations=activations,
     )
@@ -161,10 +171,51 @@ def held(
     return found
 
 
+def decided(
+    policy: PeftModel,
+    stage: Literal[0, 1, 2, 3],
+    devices: int,
+    activations: Mapping[bool, float],
+    pairs: int,
+    free: float,
+    **options: Any,
+) -> tuple[DeviceMemory, bool, int]:
+    """Return a step's memory on a GPU as a run decides on it.
+
+    Args:
+        policy: see ``held``.
+        stage: see ``held``.
+        devices: see ``held``.
+        activations: bytes by whether they are recomputed; with both, it is decided.
+        pairs: of an update, on each device.
+        free: bytes on a device before the run.
+        options: others of ``held``.
+
+    Returns:
+        The memory, whether activations are recomputed, and how many pairs' gradients a VNet update keeps.
+    """
+    for recomputed in sorted(activations):
+        found = held(policy, stage, devices, activations[recomputed], **options)
+        if found.device <= FREE * free:
+            break
+    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    keeps = options.get("vnet", True) and stage < 3 and affordable(pairs, trained, free - found.device)
+    kept = pairs if keeps else 0
+    return held(policy, stage, devices, activations[recomputed], **options, kept=kept), recomputed, kept
+
+
 def step_bytes(
-    policy: PolicyModel, pairs: int, prompt_tokens: int, response_tokens: int, devices: int
+    policy: PolicyModel,
+    pairs: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    devices: int,
+    zero: Mapping[str, Any] | None = None,
 ) -> float:
-    """Return bytes of an unbuilt policy's step on each device, under DDP, without recomputed activations."""
+    """Return bytes of an unbuilt policy's step on each device, without recomputed activations.
+
+    ``zero`` is DeepSpeed's ``zero_optimization``; None for a single device or DDP.
+    """
     config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
     model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
@@ -177,7 +228,12 @@ def step_bytes(
         gradient_checkpointing=False,
         logit_chunk=policy.logit_chunk,
     )
-    return held(model, 0, devices, activations + unpacked, base=base).device
+    zero = zero or {}
+    parts = {
+        name: (zero.get(key) or {}).get("device", "none") != "none"
+        for name, key in (("offload_optimizer", "offload_optimizer"), ("offload_parameters", "offload_param"))
+    }
+    return held(model, zero.get("stage", 0), devices, activations + unpacked, base=base, **parts).device
 
 
 def sft_step_bytes(
@@ -205,16 +261,19 @@ def sft_step_bytes(
         trained = [p for p in model.parameters() if p.requires_grad]
         inputs = torch.zeros(rows, tokens, dtype=torch.long)
         predicted = torch.zeros(rows * responses, dtype=torch.long)
-        with LiveBytes(model) as live:
+
+        def step() -> None:
             with torch.autocast("cpu", mixed, enabled=mixed is not None):
                 out = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False)
                 logits = upcast(out.logits[predicted, predicted])
                 del out
                 loss = cross_entropy(logits, predicted, reduction="none").sum()
-            torch.autograd.grad(loss, trained)
+            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+
+        activations = _peak(model, step)
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    # AdamW's two moments, the gradients of the batches before, and what processes exchange them in.
-    return held + (4 if devices > 1 else 3) * FP32 * sum(p.numel() for p in trained) + live.peak
+    # AdamW's two moments, accumulated gradients, and the buffer of their exchange.
+    return held + (4 if devices > 1 else 3) * FP32 * sum(p.numel() for p in trained) + activations
 
 
 def activation_bytes(
@@ -237,12 +296,36 @@ def activation_bytes(
     policy.train()
     with FakeTensorMode():
         _replace_by_fake(policy)
-        trained = [p for p in policy.parameters() if p.requires_grad]
         pieces = -(-2 * pairs * response_tokens // logit_chunk)
-        with LiveBytes(policy) as live:
+
+        def step() -> None:
             values = response_values(model, pairs, prompt_tokens, response_tokens, shared, shared, pieces)
-            torch.autograd.grad(values.sum(), trained)
-    return live.peak
+            torch.autograd.grad(values.sum(), [p for p in policy.parameters() if p.requires_grad])
+
+        return _peak(policy, step)
+
+
+def _peak(model: nn.Module, step: Callable[[], None]) -> int:
+    """Bytes that a step makes at its peak; of many equal layers two numbers of them are counted.
+
+    The peak then grows by the same bytes with each layer.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    shapes = {tuple((p.shape, p.dtype, p.requires_grad) for p in layer.parameters()) for layer in layers}
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and list(m) == layers]
+    counts = COUNTED if len(stacks) == len(shapes) == 1 and len(layers) > max(COUNTED) else (len(layers),)
+    peaks = []
+    for count in counts:
+        for stack in stacks[: len(counts) - 1]:
+            stack._modules = {str(i): layer for i, layer in enumerate(layers[:count])}
+        with LiveBytes(model) as live:
+            step()
+        peaks.append(live.peak)
+    more = len(layers) - counts[-1]
+    if more:
+        stacks[0]._modules = {str(i): layer for i, layer in enumerate(layers)}
+        return peaks[1] + more * (peaks[1] - peaks[0]) // (COUNTED[1] - COUNTED[0])
+    return peaks[0]
 
 
 def response_values(

@@ -37,7 +37,7 @@ def public(value: Any) -> Any:
 
 
 def on_hub(name: str) -> bool:
-    """Return whether a model or dataset of a run is on the Hub, not a local folder."""
+    """Return true if a model or dataset of a run is on the Hub, not a local folder."""
     return is_repository(name) and not Path(name).exists()
 
 
@@ -159,8 +159,8 @@ def _metrics(summary: dict[str, Any] | None, step: int) -> dict[str, Any]:
     if summary is None:
         return {"no_metrics": "The run wrote no summary."}
     if summary["steps"] != step:
-        told = f"The run's summary is of its end, after {summary['steps']:,} updates, not of these weights."
-        return {"no_metrics": told}
+        end = f"after {summary['steps']:,} updates"
+        return {"no_metrics": f"The run's summary describes its end, {end}, not these weights."}
     values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
     found = {key: value for key, value in values.items() if value is not None}
     val_step = summary.get("val_step")

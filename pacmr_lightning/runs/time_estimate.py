@@ -26,20 +26,22 @@ class PairFlops:
     gradient: int
     """Forward and backward of the policy, recomputation included."""
     recomputed: bool
+    hooked: bool
+    """True if the virtual step takes hooks (``virtual_step.shifted``), LoRA linears' second products."""
 
     @property
     def shifted_forward(self) -> int:
-        """``forward`` at moved parameters: each LoRA linear has a second product."""
-        return self.forward + self._adapter
+        """``forward`` of the virtual step."""
+        return self.forward + self._shift
 
     @property
     def shifted_gradient(self) -> int:
-        """``gradient`` at moved parameters, slightly overestimated in the first layer."""
-        return self.gradient + (3 if self.recomputed else 2) * self._adapter
+        """``gradient`` of the virtual step, slightly overestimated in the first layer."""
+        return self.gradient + (3 if self.recomputed else 2) * self._shift
 
     @property
-    def _adapter(self) -> int:
-        return self.forward - self.reference
+    def _shift(self) -> int:
+        return self.hooked * (self.forward - self.reference)
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,14 @@ class Plan:
     every: int = 10
     meta_batch_size: int = 64
     coverage: float = 1.0
-    """Share of the meta pairs above the threshold: only these need a gradient."""
+    """Share of the meta-batch above the threshold: only these pairs need a gradient."""
     cached: bool = True
     pairs: int | None = None
-    """Of one epoch."""
+    """Training pairs of one epoch."""
     validation_pairs: int = 0
     validations: int = 4
     audit_sample: int = 0
-    """Most pairs whose gradients an audit takes."""
+    """Maximum number of pairs whose gradients an audit computes."""
 
     @property
     def updates(self) -> int:
@@ -84,7 +86,8 @@ def pair_flops(
 
     with policy.disable_adapter():
         reference = count(False)
-    return PairFlops(reference, count(False), count(True), gradient_checkpointing)
+    hooked = model.dtype != torch.float32
+    return PairFlops(reference, count(False), count(True), gradient_checkpointing, hooked)
 
 
 def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:
@@ -96,8 +99,8 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
     update = plan.global_batch_size * (flops.gradient + live)
     if estimator is None:
         return update
-    originals, reworded = flops.shifted_forward + live, flops.shifted_gradient + live
-    more = plan.meta_batch_size * (originals + plan.coverage * reworded)
+    originals, augmented = flops.shifted_forward + live, flops.shifted_gradient + live
+    more = plan.meta_batch_size * (originals + plan.coverage * augmented)
     # Without kept gradients, virtual step and ghost dot product each run the pairs again.
     again = 0 if kept else plan.global_batch_size * flops.gradient
     more += again
@@ -111,7 +114,7 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
 def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, fits: int = 1) -> float:
     """Return operations of a run over all devices: updates, validations and the reference's cache.
 
-    ``vnet`` adds augmented meta pairs to the cache; ``fits`` is 2 with a second pass, which reads the cache.
+    ``vnet`` adds augmented prompts to the cache; ``fits`` is 2 with a second pass, which reads the cache.
     """
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)

@@ -1,4 +1,4 @@
-"""Whether a run has moved its policy."""
+"""Detection of a run whose policy still equals its reference."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from ..meta_gradient.step_pairs import affordable, kept_inputs
-from ..policy.lora import lora_linears
+from ..meta_gradient.step_pairs import affordable
 from ..policy.token_layout import PROMPT_ONCE
-from ..runs.memory_estimate import build, model_config
+from ..runs.memory_estimate import GIB, GPU_FREE, build, model_config
 from ..runs.time_estimate import PairFlops, Plan, pair_flops, run_flops, update_flops
 from .cells import Cell
 from .spec import Sweep, Workload
@@ -21,7 +20,8 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
     """Return operations of the cells, all devices together, with one cache of the reference for all.
 
     ``configs`` are parsed configurations of ``pacmr fit`` by ``Cell.variant``. Preparations, responses and
-    commands before a fit are left out.
+    commands before a fit are left out. ``gradient_checkpointing: auto`` counts as recomputed, and single
+    pairs' gradients as kept where a GPU of 80 GB has room for them beside the parameters.
     """
     work = sweep.estimate
     assert work is not None
@@ -37,7 +37,7 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
         devices = trainer.devices if isinstance(trainer.devices, int) else max(1, sweep.devices)
         strategy = trainer.strategy if isinstance(trainer.strategy, str) else trainer.strategy.init_args
         kept = getattr(strategy, "stage", 0) < 3
-        kept &= affordable(plan.global_batch_size // devices, trained, stays)
+        kept &= affordable(plan.global_batch_size // devices, trained, GPU_FREE * GIB - stays)
         update = update_flops(flops, plan, estimator, kept)
         if model.objective.class_path.endswith("DrDPO"):
             update += plan.global_batch_size * flops.forward  # the losses of its group
@@ -60,7 +60,7 @@ def _shape(model: Any) -> tuple[Any, ...]:
 def _policy(
     model: str, prompt: int, response: int, rank: int, targets: Any, dtype: str, layout: str, recompute: bool
 ) -> tuple[PairFlops, int, float]:
-    """Operations of a pair, trained parameters, and bytes that a device holds besides activations."""
+    """Operations of a pair, trained parameters, and bytes of all parameters."""
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     names = targets if isinstance(targets, str) else list(targets)
     policy = build(model_config(model), rank, names, kind)
@@ -74,8 +74,6 @@ def _policy(
     )
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     stays = float(sum(p.numel() * p.element_size() for p in policy.parameters()))
-    if not recompute:
-        stays += kept_inputs(lora_linears(policy), prompt + 2 * response)
     return flops, trained, stays
 
 

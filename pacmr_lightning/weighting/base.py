@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..objectives import Objective
 from ..recorded import Recorded
 from ..rewards import Rewards
@@ -64,6 +64,8 @@ class Weighting(Recorded, ABC):
     mean_one: bool = False
     """If true, weights of an optimizer-step batch are divided by their mean over all ranks."""
 
+    keep_gradients: AskedGradients = "auto"
+    """Whether each pair's gradient is kept in steps with an ``update``."""
     needs_entropies: bool = False
     """If true, ``weights`` uses the policy's entropies, which take more memory."""
     looks_back: bool = False

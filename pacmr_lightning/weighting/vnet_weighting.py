@@ -18,7 +18,7 @@ from ..meta_gradient.estimators import (
     relative_error,
 )
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
-from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..meta_gradient.virtual_step import shifted
 from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
@@ -64,6 +64,9 @@ class VNetWeighting(Weighting):
             earlier visits; None means the visits of this run, of several epochs then.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
+        keep_gradients: in VNet's updates, keep each training pair's gradient, 4 bytes a trained parameter;
+            else the pairs run again for the virtual step and for the policy's own. "auto" keeps them where
+            memory allows.
 
     Raises:
         UserError: an argument is out of its range.
@@ -88,6 +91,7 @@ class VNetWeighting(Weighting):
         soft_labels: bool = False,
         features: Sequence[Feature] = PAPER,
         history: str | None = None,
+        keep_gradients: AskedGradients = "auto",
     ):
         if every < 1:
             raise UserError(
@@ -136,6 +140,7 @@ class VNetWeighting(Weighting):
         self.start_offset = start_offset
         self.mean_one = mean_one
         self.check_every = check_every
+        self.keep_gradients = keep_gradients
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
         self.updates = 0
         self.skipped = 0
@@ -147,7 +152,12 @@ class VNetWeighting(Weighting):
             self.vnet.start(self.start_slope, self.start_offset)
 
     def check_sharded(self) -> None:
-        """Refuse an estimator that differentiates twice."""
+        """Refuse kept gradients, and an estimator that differentiates twice."""
+        if self.keep_gradients is True:
+            raise UserError(
+                "keep_gradients is true, but ZeRO-3 keeps no pair's gradient; set it to auto or false, or "
+                "use a lower stage."
+            )
         if self.estimator.differentiates_twice:
             raise UserError(
                 f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 frees the parameters "

@@ -122,7 +122,7 @@ def test_rows_along_the_way_do_not_change_the_run(config, tmp_path, monkeypatch)
         assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*from before this fit goes back")
+@pytest.mark.filterwarnings("ignore:.*stay until this fit overwrites them")
 def test_resume_neither_doubles_nor_loses_rows(config, tmp_path):
     whole = fit(config, tmp_path / "whole", *EVERY)
     folder = tmp_path / "cut"

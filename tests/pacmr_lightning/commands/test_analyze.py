@@ -226,7 +226,7 @@ def test_bad_runs(run, capsys, tmp_path):
         (run / "config.yaml").write_text(text)
         refuses("is not the configuration of a run")
     (run / "config.yaml").write_text(config.replace("policy:", "from_scratch:"))
-    refuses("is no preference run")
+    refuses("is not that of a preference run")
     (run / "config.yaml").write_text(config)
     shutil.rmtree(f"{run}/checkpoints")
     refuses("has no checkpoint last; train it until it has one")

@@ -30,12 +30,6 @@ def setting(make_policy, make_batch):
     return make
 
 
-@pytest.fixture
-def without_room(monkeypatch):
-    monkeypatch.setattr(module, "SMALL", 0)
-    monkeypatch.setattr(module, "SHARE", 0.0)
-
-
 def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
     pair = batch[i : i + 1]
     loss = DPO(BETA)(Rewards.of(policy.log_probs(pair), pair, BETA)).sum()
@@ -96,48 +90,75 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
     torch.testing.assert_close(kept.mean_weight, run.mean_weight)
 
 
-def test_what_is_affordable(setting, monkeypatch):
-    """Six pairs' gradients against a share of the base and of what LoRA's linears get, by hand."""
+@pytest.fixture
+def large(setting, monkeypatch):
+    """A policy, a batch whose kept gradients count as large, their bytes by hand, and what is printed."""
     policy, batch = setting()
-    policy.float()
-    linears = policy.lora_linears().values()
-    gradients = 6 * 4 * sum(linear.weight.numel() for linear in linears)
-    tokens = batch[:2].input_ids.shape[0] * batch.input_ids.shape[1]
-    base = 4 * sum(p.numel() for p in policy.parameters())
-    held = base + 4 * tokens * sum(linear.in_features for linear in linears)
     monkeypatch.setattr(module, "SMALL", 0)
-    for share, kept in ((gradients / held * 1.001, True), (gradients / held * 0.999, False)):
-        monkeypatch.setattr(module, "SHARE", share)
-        assert module._affordable(policy, batch, 2) == kept
-    policy.gradient_checkpointing = True  # layers keep nothing then
-    monkeypatch.setattr(module, "SHARE", gradients / base * 0.999)
-    assert not module._affordable(policy, batch, 2)
-    monkeypatch.setattr(module, "SMALL", gradients)
-    assert module._affordable(policy, batch, 2)
-
-
-def test_on_a_gpu_what_a_step_leaves_free_decides(setting, monkeypatch, without_room):
-    """Not before the first step, whose peak is not known; measured once, and printed."""
-    policy, batch = setting()
-    policy.float()
-    gradients = 6 * 4 * sum(linear.weight.numel() for linear in policy.lora_linears().values())
-    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
-    free, said = [gradients / module.FREE + 1, 0], []
-    monkeypatch.setattr(module, "_left_free", lambda device: free.pop(0))
+    said = []
     monkeypatch.setattr(module, "rank_zero_info", said.append)
-    assert not module._affordable(policy, batch, 2) and len(free) == 2
+    return policy, batch, 6 * 4 * sum(w.weight.numel() for w in policy.lora_linears().values()), said
+
+
+def kept(policy, batch, keep="auto") -> bool:
+    return isinstance(StepPairs.of(policy, DPO(BETA), batch, 2, keep=keep), KeptStepPairs)
+
+
+def test_on_a_cpu_its_ram_decides(large, monkeypatch):
+    """An eighth, once and for all; processes that train together share it, and the one with least decides."""
+    policy, batch, gradients, said = large
+    for ram, expected in ((8 * gradients, True), (8 * gradients - 8, False)):
+        policy.pair_memory = None
+        monkeypatch.setattr(module, "ram", lambda ram=ram: ram)
+        assert kept(policy, batch) is expected
+        monkeypatch.setattr(module, "ram", lambda: 0)
+        assert kept(policy, batch) is expected
+    overruled = "overrule it by --model.weighting.keep_gradients"
+    assert said[0].startswith("keep_gradients auto is true: ") and said[0].endswith(f"{overruled} false.")
+    assert said[1].startswith("keep_gradients auto is false: ") and said[1].endswith(f"{overruled} true.")
+    for name, of in (("ranks", lambda: 2), ("max_over_ranks", lambda value, device: value + 8)):
+        policy.pair_memory = None
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "ram", lambda: 8 * gradients)
+            patch.setattr(module, name, of)
+            assert not kept(policy, batch)
+    monkeypatch.setattr(module, "SMALL", gradients)
+    assert kept(policy, batch) and len(said) == 4
+
+
+def test_on_a_gpu_what_a_step_leaves_free_decides(large, monkeypatch):
+    """Not before the first step, whose peak is not known; measured once, and printed."""
+    policy, _, gradients, said = large
+    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+    # 100 of the process's 250 are in use at most.
+    numbers = {"mem_get_info": (gradients, 0), "memory_reserved": 250, "max_memory_allocated": 100}
+    for name, value in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert not module._affordable(policy, 6) and not said and policy.pair_memory is None
     policy.has_stepped = True
-    assert module._affordable(policy, batch, 2) and module._affordable(policy, batch, 2)
-    assert len(said) == 1 and said[0].startswith("VNet's updates keep each pair's gradient (0.0 GiB; a step")
-    policy.left_free = None  # another process, which has less
-    assert not module._affordable(policy, batch, 2) and "recompute each" in said[1]
+    assert not module._affordable(policy, 6)
+    assert policy.pair_memory == int(module.FREE * (gradients + 150))
+    policy.pair_memory = None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gradients / module.FREE, 0))
+    assert module._affordable(policy, 6) and module._affordable(policy, 6)
+    assert ["80% of what the largest step so far leaves free" in one for one in said] == [True, True]
+
+
+def test_what_was_asked_for_is_done(large, monkeypatch):
+    policy, batch, _, said = large
+    monkeypatch.setattr(module, "ram", lambda: 0)
+    assert kept(policy, batch, True) and not kept(policy, batch, False) and not said
+    with pytest.raises(UserError, match="keep_gradients is true, but ZeRO-3"):
+        VNetWeighting(keep_gradients=True).check_sharded()
 
 
 def test_layers_that_mix_rows(setting, make_batch):
     """The head sees response tokens only: nothing is kept, ghost says so, central difference goes on."""
     policy, batch = setting(target_modules=["q_proj", "lm_head"])
-    pairs = StepPairs.of(policy, DPO(BETA), batch, None, often=True)
+    pairs = StepPairs.of(policy, DPO(BETA), batch, None, keep="auto")
     assert isinstance(pairs, RecomputedStepPairs)
+    with pytest.raises(UserError, match="whole rows"):
+        StepPairs.of(policy, DPO(BETA), batch, None, keep=True)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     with pytest.raises(UserError, match="whole rows"):
         GhostDotProduct().coefficients(pairs, direction)

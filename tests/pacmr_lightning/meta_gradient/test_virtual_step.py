@@ -1,5 +1,6 @@
-"""Running at omega + c D by hooks equals a model whose LoRA weights were really changed."""
+"""Running at omega + c D, by hooks or swapped data, equals a model whose LoRA weights were really changed."""
 
+import contextlib
 import copy
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
+from pacmr_lightning.meta_gradient import virtual_step
+from pacmr_lightning.meta_gradient.virtual_step import check_shifted, hooked, shifted, swapped
 from pacmr_lightning.policy import PolicyModel
 
 from ..conftest import SHAPE
@@ -23,10 +25,11 @@ def gradient(policy: PolicyModel, batch) -> list[torch.Tensor]:
     return torch.autograd.grad((found.chosen - 2 * found.rejected).sum(), list(policy.adapter().values()))
 
 
+@pytest.mark.parametrize("way", [hooked, swapped])
 @pytest.mark.parametrize("layout", ["shared", "packed_shared"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make_batch):
+def test_equal_to_a_changed_model(name, checkpointing, layout, way, make_policy, make_batch):
     options = {"gradient_checkpointing": checkpointing, "layout": layout}
     policy, batch = make_policy(name, double=True, **options), make_batch()
     policy.train()
@@ -36,7 +39,7 @@ def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make
         for key, parameter in changed.adapter().items():
             parameter.add_(direction[key], alpha=-0.3)
     before = {k: p.clone() for k, p in policy.adapter().items()}
-    with shifted(policy, direction, -0.3):
+    with way(policy, direction, -0.3):
         found, found_gradient = policy.log_probs(batch), gradient(policy, batch)
     truth = changed.log_probs(batch)
     torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-12, rtol=0)
@@ -47,7 +50,46 @@ def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make
         assert torch.equal(parameter, before[key]) and parameter.grad is None
 
 
-def test_an_exception_leaves_nothing_behind(make_policy, make_batch, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "sharded", "way"),
+    [({}, False, swapped), ({}, True, hooked), ({"dtype": "bfloat16"}, False, hooked)],
+)
+def test_hooks_where_parameters_are_parts_or_products_are_coarse(
+    options, sharded, way, make_policy, monkeypatch
+):
+    policy, taken = make_policy(**options), []
+    monkeypatch.setattr(PolicyModel, "is_sharded", sharded)
+    for kind in (hooked, swapped):
+        monkeypatch.setattr(
+            virtual_step, kind.__name__, lambda *given, kind=kind: taken.append(kind) or kind(*given)
+        )
+    with shifted(policy, random_direction(policy), 1.0):
+        pass
+    assert taken == [way]
+
+
+def test_swapped_data_comes_back_as_it_was(make_policy):
+    """The same memory, also if the parameters are views into a flat buffer, as ZeRO-1 and 2 have them."""
+    policy = make_policy()
+    parameters = list(policy.adapter().values())
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
+    before, places = flat.clone(), [p.data_ptr() for p in parameters]
+    for failing in (False, True):
+        expected = pytest.raises(RuntimeError) if failing else contextlib.nullcontext()
+        with expected, swapped(policy, random_direction(policy), 1e-7):
+            assert all(p.data_ptr() != place for p, place in zip(parameters, places, strict=True))
+            assert torch.equal(flat, before)
+            if failing:
+                raise RuntimeError
+        assert [p.data_ptr() for p in parameters] == places and torch.equal(flat, before)
+    flat.zero_()
+    assert not any(p.any() for p in parameters)
+
+
+@pytest.mark.parametrize("shifted", [hooked, swapped])
+def test_an_exception_leaves_nothing_behind(shifted, make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(), make_batch()
     direction = random_direction(policy)
     before, gradients = policy.log_probs(batch), gradient(policy, batch)

@@ -80,8 +80,8 @@ def one_update(policy, batch, meta, objective, weighting):
     """The gradient of a step as the module computes it, and the pairs with what the step has told of them."""
     module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
     objective, weighting = module.objective, module.weighting
-    soft = weighting.soft_labels
-    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, often=bool(weighting.every), soft_labels=soft)
+    soft, keep = weighting.soft_labels, bool(weighting.every) and "auto"
+    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, keep=keep, soft_labels=soft)
     if weighting.every:
         before = {} if weighting.vnet is None else copy.deepcopy(weighting.vnet.state_dict())
         weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2, 1e-2)

@@ -361,6 +361,13 @@ def cudnn_enabled():
     torch.backends.cuda.enable_cudnn_sdp(True)
 
 
+def test_cudnn_where_the_environment_asks_for_it(cudnn_enabled, make_policy, monkeypatch):
+    for value, expected in (("1", True), ("0", False)):
+        monkeypatch.setenv("PACMR_CUDNN_ATTENTION", value)
+        make_policy()
+        assert torch.backends.cuda.cudnn_sdp_enabled() is expected
+
+
 def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):
     """Forward, recomputed in backward, and generation; also after the kernels that the check chooses."""
     policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()

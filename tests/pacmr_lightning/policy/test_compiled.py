@@ -1,5 +1,6 @@
 """Compiled layers compute what plain ones do, and no hook on a LoRA linear is lost."""
 
+import contextlib
 import shutil
 from functools import partial
 
@@ -8,9 +9,9 @@ import torch
 from torch import nn
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient import GhostDotProduct
+from pacmr_lightning.meta_gradient import GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
-from pacmr_lightning.meta_gradient.virtual_step import shifted
+from pacmr_lightning.meta_gradient.virtual_step import hooked, shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.compiled import compile_layers
@@ -102,6 +103,49 @@ def test_layers_share_their_code(graphs, make_policy, make_batch):
         policy.log_probs(make_batch())
         counts.append(len(graphs))
     assert counts[0] == counts[1] > 0
+
+
+def test_the_virtual_step_takes_the_policys_graphs(graphs, make_policy, make_batch):
+    """VNet's update compiles nothing where the policy has read rows of these shapes, and hooks do not run."""
+    meta, calls = make_batch(4, augmented=True), []
+    policy = make_policy(compile=True, changes={"num_hidden_layers": 1})
+    for view in (meta, meta.augmented):
+        view.reference = policy.reference_log_probs(view)
+    direction = {name: torch.full_like(p, 0.1) for name, p in policy.adapter().items()}
+    outer = PromptAugmentationConsistency(0.5)
+
+    def d_meta(way):
+        with way(policy, direction, -0.5):
+            return outer.gradient(policy, 0.1, meta, None).d_meta
+
+    with torch.no_grad():
+        policy.log_probs(meta)
+    policy.log_probs(meta.augmented)
+    before = len(graphs)
+    assert before > 0
+    with named_calls(policy, calls):
+        found = d_meta(shifted)
+        assert len(graphs) == before and calls == ["compiled"] * 2  # original and augmented pairs
+        truth = d_meta(hooked)
+        assert len(graphs) == before and calls[2:] == ["plain"] * 2
+    for name, gradient in found.items():
+        assert gradient.any()
+        torch.testing.assert_close(gradient, truth[name], rtol=1e-4, atol=1e-5 * float(truth[name].norm()))
+
+
+@contextlib.contextmanager
+def named_calls(policy: PolicyModel, calls: list[str]):
+    """Names the code that each call of the only layer runs."""
+    layer = policy.model.base_model.layers[0]
+    forward = layer.forward
+    modules, *ways = forward.args
+    named = [
+        lambda *args, way=way, name=name, **options: calls.append(name) or way(*args, **options)
+        for name, way in zip(("plain", "compiled"), ways, strict=True)
+    ]
+    layer.forward = partial(forward.func, modules, *named)
+    yield
+    layer.forward = forward
 
 
 def test_generation_is_not_compiled(graphs, plain_and_compiled, make_batch):

@@ -1,13 +1,16 @@
-"""gradient_checkpointing: auto on a GPU, by what a step takes and what is free; for SFT, too."""
+"""gradient_checkpointing: auto, by what a step takes and what is free; for SFT, too."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from pacmr_lightning import cli
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.modules import PreferenceModule, SFTModule
@@ -31,16 +34,16 @@ def folder(tmp_path):
 def decided(folder, monkeypatch):
     """What is decided with so many bytes free, what the configuration then has, and what was printed."""
 
-    def run(free: float, asked="auto", strategy=None, device=GPU, attention="auto", **options):
+    def run(free: float, asked="auto", strategy=None, device=GPU, attention="auto", devices=1, **options):
         policy = PolicyModel(folder, rank=8, gradient_checkpointing=True, attn_implementation=attention)
         given = Namespace(gradient_checkpointing=asked)
         config = Namespace(model=Namespace(init_args=Namespace(policy=Namespace(init_args=given))))
         strategy = strategy or SimpleNamespace(root_device=device)
         data = SimpleNamespace(train_pairs=SimpleNamespace(longest=lambda: (96, 32)), global_batch_size=8)
-        trainer = SimpleNamespace(strategy=strategy, world_size=1, datamodule=data)
+        trainer = SimpleNamespace(strategy=strategy, world_size=1, num_devices=devices, datamodule=data)
         said = []
         monkeypatch.setattr(module, "rank_zero_info", said.append)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), 2**40))
+        monkeypatch.setattr(module, "free_memory", lambda found: int(free))
         saved = module.SaveRunConfig(None, config)
         saved.setup(trainer, PreferenceModule(policy, **options), "fit")
         return policy.gradient_checkpointing, given.gradient_checkpointing, said
@@ -57,26 +60,49 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
         assert decided(fits, **options)[:2] == (False, False)
         checkpointed, written, said = decided(short, **options)
         assert checkpointed and written
+        sizes = [f"{size / 2**30:.3g} GiB" for size in (needed, int(short))]
         assert said == [
-            "gradient_checkpointing auto is true: without it a step takes some 0.0 GiB, and 0.0 GiB of the "
-            "GPU are free."
+            f"gradient_checkpointing auto is true: without it a step takes some {sizes[0]} (calculated, not "
+            f"measured), and {sizes[1]} of the GPU are free; overrule it by "
+            "--model.policy.gradient_checkpointing false."
         ]
+    # Two processes share a machine's RAM.
+    for devices, expected in ((1, False), (2, True)):
+        free = 1.01 * whole / module.FREE
+        found, written, said = decided(free, device=torch.device("cpu"), devices=devices)
+        assert found == written == expected and "of RAM are free" in said[0]
 
 
-def test_what_it_leaves_alone(decided):
-    """What was asked for, and a CPU."""
-    for options in ({"asked": True}, {"device": torch.device("cpu")}):
-        checkpointed, written, said = decided(1e12, **options)
-        assert checkpointed and written == options.get("asked", "auto") and not said
+def test_what_was_asked_for_is_left_alone(decided):
+    assert decided(0.0, asked=False) == (True, False, [])  # the fixture's policy recomputes
 
 
-def test_recomputed_where_the_estimate_does_not_count(decided, monkeypatch):
-    """Parts of a model, and attention's scores."""
+def test_ranks_decide_alike(decided, folder, monkeypatch):
+    """By the one that has least."""
+    needed = step_bytes(PolicyModel(folder, rank=8), 8, 96, 32, devices=1)
+    monkeypatch.setattr(module, "max_over_ranks", lambda value, device: max(value, -int(0.5 * needed)))
+    assert decided(1e12)[0] is True
+
+
+def test_parts_of_a_model(decided, folder, monkeypatch):
+    """ZeRO-3 with offloading holds less; what it keeps gathered counts."""
+    policy = PolicyModel(folder, rank=8)
+    whole = step_bytes(policy, 8, 96, 32, devices=1)
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "none"}}
+    part = step_bytes(policy, 8, 96, 32, devices=1, zero=zero)
+    on_host = step_bytes(policy, 8, 96, 32, 1, {**zero, "offload_optimizer": {"device": "cpu"}})
+    assert on_host < part
     monkeypatch.setattr(DeepSpeedStrategy, "root_device", GPU)
-    strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)
-    for options, name in (({"strategy": strategy}, "DeepSpeed"), ({"attention": "eager"}, "eager attention")):
-        checkpointed, written, said = decided(1e12, **options)
-        assert checkpointed and written is True and f"with {name} is not estimated" in said[0]
+    strategy = DeepSpeedStrategy(stage=3, offload_optimizer=True, offload_parameters=True)
+    for factor, expected in ((1.01, False), (0.99, True)):
+        assert decided(factor * on_host / module.FREE, strategy=strategy)[0] is expected
+    assert on_host != whole
+
+
+def test_recomputed_where_the_estimate_does_not_count(decided):
+    """Attention's scores."""
+    checkpointed, written, said = decided(1e12, attention="eager")
+    assert checkpointed and written is True and "with eager attention is not estimated" in said[0]
 
 
 @pytest.fixture
@@ -95,7 +121,7 @@ def sft(monkeypatch):
         )
         said = []
         monkeypatch.setattr(module, "rank_zero_info", said.append)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), 2**40))
+        monkeypatch.setattr(module, "free_memory", lambda found: int(free))
         saved = module.SaveRunConfig(None, Namespace(model=Namespace(init_args=given)))
         saved.setup(trainer, module_, "fit")
         decided = module_.hparams["gradient_checkpointing"]
@@ -135,3 +161,30 @@ def test_sft_recomputes_where_a_step_would_not_fit(sft, lora):
     assert sft_step_bytes(tuned.unbuilt(data.tokenizer), devices=2, **shape) > needed
     halved = sft_step_bytes(tuned.unbuilt(data.tokenizer), devices=1, **{**shape, "mixed": torch.bfloat16})
     assert 0.4 * needed < halved < needed
+
+
+def test_a_run_on_a_cpu(tiny_llama, tmp_path, monkeypatch, caplog):
+    """Decided by what is free of RAM, printed and written down; the adapter is the same, bit for bit."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("model")
+    words = """
+        fit --config quickstart/preference --config methods/pacmr --model.policy.model model
+        --model.policy.gradient_checkpointing auto --data.source.pairs 64 --data.source.validation_pairs 8
+        --trainer.accelerator cpu --trainer.limit_train_batches 2 --trainer.default_root_dir
+    """.strip()
+    found = {}
+    for free, recomputed in ((None, False), (1, True)):
+        if free is not None:
+            monkeypatch.setattr(module, "free_memory", lambda device, free=free: free)
+        cli.main(f"{words} {recomputed}".split())
+        assert (
+            f"gradient_checkpointing auto is {str(recomputed).lower()}: without it a step takes"
+            in caplog.text
+        )
+        written = yaml.safe_load(Path(str(recomputed), "config.yaml").read_text())
+        assert written["model"]["init_args"]["policy"]["init_args"]["gradient_checkpointing"] is recomputed
+        found[recomputed] = torch.load(Path(str(recomputed), "checkpoints/last.ckpt"), weights_only=True)
+    assert all(
+        torch.equal(value, found[True]["state_dict"][name])
+        for name, value in found[False]["state_dict"].items()
+    )

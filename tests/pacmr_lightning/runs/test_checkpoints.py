@@ -41,8 +41,8 @@ DAMAGES = {
     "empty": (lambda path: path.write_bytes(b""), "it is empty"),
     "garbage": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(range(256)) * 100), "it is damaged"),
     "one bit": (flip_a_bit, "it is damaged"),
-    "a model": (lambda path: torch.save({"a": torch.zeros(3)}, path), "it is no checkpoint of a run"),
-    "a list": (lambda path: torch.save([1, 2], path), "it is no checkpoint of a run"),
+    "a model": (lambda path: torch.save({"a": torch.zeros(3)}, path), "it is not a checkpoint of a run"),
+    "a list": (lambda path: torch.save([1, 2], path), "it is not a checkpoint of a run"),
     "a pickle": (lambda path: path.write_bytes(pickle.dumps(checkpoint(9) | {"x": Code()})), "it is damaged"),
     "code": (lambda path: torch.save(checkpoint(9) | {"x": Code()}, path), "it is damaged"),
     "weights": (lambda path: torch.save(dict(list(checkpoint(9).items())[:3]), path), "weights only"),
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_passed_over(damage, tmp_path, monkeypatch):
     assert to_resume_from("last", tmp_path, training=True) == (str(damaged), 9)
     spoil, why = DAMAGES[damage]
     spoil(damaged)
-    with pytest.warns(UserWarning, match=rf"last\.ckpt is passed over: .*{why}"):
+    with pytest.warns(UserWarning, match=rf"last\.ckpt is skipped: .*{why}"):
         assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "step-6.ckpt"), 6)
     with pytest.raises(UserError, match=rf"last\.ckpt cannot be used: .*{why}"):
         to_resume_from(str(damaged), tmp_path, training=True)

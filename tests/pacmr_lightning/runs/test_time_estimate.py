@@ -12,7 +12,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.memory import memory
-from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient import (
+    CentralDifference,
+    GhostDotProduct,
+    PromptAugmentationConsistency,
+    virtual_step,
+)
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
@@ -133,9 +138,12 @@ def test_real_passes(policy):
     assert real(gradient) == PAIRS * flops.gradient
 
 
+@pytest.mark.parametrize("hooked", [True, False])
 @pytest.mark.parametrize("estimator", [GhostDotProduct, CentralDifference])
 @pytest.mark.parametrize("kind", [RecomputedStepPairs, KeptStepPairs])
-def test_a_real_update(policy, estimator, kind):
+def test_a_real_update(policy, estimator, kind, hooked, monkeypatch):
+    if hooked:
+        monkeypatch.setattr(virtual_step, "swapped", virtual_step.hooked)
     batch = pairs_of(policy)
     meta = replace(batch, augmented=pairs_of(policy, seed=1))
     weighting = VNetWeighting(PromptAugmentationConsistency(tau=0.5), estimator())
@@ -147,7 +155,7 @@ def test_a_real_update(policy, estimator, kind):
 
     plan = Plan(global_batch_size=PAIRS, every=1, meta_batch_size=PAIRS)
     name, kept = estimator.__name__, kind is KeptStepPairs
-    expected = update_flops(counted(shared=True), plan, name, kept)
+    expected = update_flops(replace(counted(shared=True), hooked=hooked), plan, name, kept)
     # Beside it: VNet, kept gradients added up, and inputs of the first layer that need no gradient.
     assert real(step) == pytest.approx(expected, rel=0.01)
     assert weighting.updates == 1
@@ -156,7 +164,7 @@ def test_a_real_update(policy, estimator, kind):
     ) == pytest.approx(update_flops(counted(shared=True), plan, None), rel=1e-3)
 
 
-FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True)
+FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True, hooked=True)
 
 
 def test_what_a_run_is_made_of():
@@ -176,6 +184,8 @@ def test_what_a_run_is_made_of():
     assert update_flops(FLOPS, plan, "GhostDotProduct") == dpo + (meta + 2 * 4 * 300) / 5
     assert update_flops(FLOPS, plan, "CentralDifference") == dpo + (meta + 4 * 300 + 2 * 4 * 120) / 5
     assert update_flops(FLOPS, plan, "CentralDifference", True) == dpo + (meta + 2 * 4 * 120) / 5
+    swapped = replace(FLOPS, hooked=False)
+    assert update_flops(swapped, plan, "GhostDotProduct", True) == dpo + 8 * (110 + 0.5 * 300) / 5
     live = replace(plan, cached=False)
     assert update_flops(FLOPS, live, None) == 4 * 400
     assert update_flops(FLOPS, live, "GhostDotProduct", True) == 4 * 400 + (meta + 8 * 1.5 * 100) / 5
@@ -192,9 +202,8 @@ OPTIONS = [
 
 def test_hours_and_price(folder, capsys):
     """100,000,000 updates of 32 pairs on four devices, and the cache, at 0.2 TFLOP/s each."""
-    cli.main(
-        ["memory", "--model", folder, *OPTIONS, "--utilization", "0.4", "--gpu_hour", "10", "--vnet", "false"]
-    )
+    more = "--utilization 0.4 --gpu_hour 10 --vnet false --gradient_checkpointing true"
+    cli.main(["memory", "--model", folder, *OPTIONS, *more.split()])
     text = capsys.readouterr().out
     flops = counted(shared=True)
     hours = 3_200_000_000 * (flops.gradient + flops.reference) / 4 / 0.2e12 / 3600
@@ -207,7 +216,8 @@ def test_hours_and_price(folder, capsys):
 
 def test_kept_gradients_and_example_hours(folder, capsys):
     """A small adapter's gradients are kept by pair on one device or four, but not under ZeRO-3."""
-    found = memory(folder, rank=RANK, prompt_tokens=24, response_tokens=8, devices=[1, 4], device_tflops=1e-3)
+    options = {"prompt_tokens": 24, "response_tokens": 8, "devices": [1, 4], "device_tflops": 1e-3}
+    found = memory(folder, rank=RANK, gradient_checkpointing=True, **options)
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("PACMR-DPO, GhostDotProduct") == 2
     assert "20% and 50% of 0.001 TFLOP/s, examples, since no utilization is given" in text

@@ -60,7 +60,7 @@ def test_equal_to_re_po_at_a_rate_that_stays(setting):
     policy, batch = setting
     prior = SigmoidPrior(offset="auto", soft_labels=True)
     prior.set_label_noise(0.3)
-    pairs = StepPairs.of(policy, DPO(BETA), batch, 3, often=False, soft_labels=True)
+    pairs = StepPairs.of(policy, DPO(BETA), batch, 3, keep=False, soft_labels=True)
     found = weighted_gradient(pairs, prior).gradient
     loss = RPOEM(BETA, initial_rate=0.3)(Rewards.of(policy.log_probs(batch), batch, BETA)).mean()
     expected = torch.autograd.grad(loss, list(policy.adapter().values()))

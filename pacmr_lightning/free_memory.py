@@ -1,0 +1,43 @@
+"""Memory that a process may take on its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Control groups of version 2, by which Slurm and containers limit a process's memory."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Return free bytes of a GPU, with those that torch keeps for reuse; else of RAM."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min([psutil.virtual_memory().available, *(limit - used for limit, used in _limits())])
+
+
+def ram() -> int:
+    """Return the bytes of RAM that this process may have when nothing else runs."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
+
+
+def _limits() -> list[tuple[int, int]]:
+    """Limits of this process's control groups, and their bytes in use without droppable file caches."""
+    found: list[tuple[int, int]] = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line.partition("::")[2] for line in lines if line.startswith("0::"))
+    except (OSError, StopIteration):  # no Linux, or version 1
+        return found
+    place = CONTROL_GROUPS / own.lstrip("/")
+    for folder in (place, *place.parents):
+        try:
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        found.append((limit, used - int(counts.get("inactive_file", 0))))
+    return found
