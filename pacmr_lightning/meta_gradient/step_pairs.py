@@ -17,8 +17,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
-from ..free_memory import ram
 from ..gradient import Direction, accumulated_gradient
+from ..memory import ram
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel

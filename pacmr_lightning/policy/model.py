@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least
-from ..freed_memory import return_freed_memory
+from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
 from ..recorded import Recorded

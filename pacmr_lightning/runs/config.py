@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..files import replacing
-from ..free_memory import free_memory
+from ..memory import free_memory
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
