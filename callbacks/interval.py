@@ -88,16 +88,16 @@ class Interval:
             return False
         # Lightning sets the attribute without declaring it.
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        found = {each: getattr(each, "interval", None) for each in callbacks}
-        limited = {each: i for each, i in found.items() if isinstance(i, Interval) and i.limited}
-        if any(interval.last == trainer.global_step for interval in limited.values()):
-            return False  # pictures of an update stand together
-        seconds, limit = sum(i.seconds for i in limited.values()), SHARE * (perf_counter() - began)
+        found = [(type(each).__name__, getattr(each, "interval", None)) for each in callbacks]
+        limited = [(name, i) for name, i in found if isinstance(i, Interval) and i.limited]
+        if any(interval.last == trainer.global_step for _, interval in limited):
+            return False  # all pictures of an update, or none
+        seconds, limit = sum(i.seconds for _, i in limited), SHARE * (perf_counter() - began)
         # Clocks of ranks differ.
         if not max_over_ranks(int(seconds > limit), trainer.strategy.root_device):
             return False
-        if not any(interval.skipped for interval in limited.values()):
-            names = ", ".join(type(each).__name__ for each in limited)
+        if not any(interval.skipped for _, interval in limited):
+            names = ", ".join(dict.fromkeys(name for name, _ in limited))
             rank_zero_info(
                 f"{names}: fewer pictures than every {self.every:g} of the run, which would take more than "
                 f"{SHARE:.0%} of the training time. The last update always has them; for more, give every "

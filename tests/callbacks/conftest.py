@@ -1,4 +1,4 @@
-"""A small module that keeps PreferenceModule's contract with the callbacks, and a run of it."""
+"""Small module with PreferenceModule's interface to the callbacks, and a run of it."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Ordered(Data):
 
 
 class Module(pl.LightningModule):
-    """One weight; u falls for flipped pairs from step to step. ``kind``: pacmr, fixed or dpo."""
+    """One weight, with which u of flipped pairs falls each step. ``kind``: pacmr, fixed or dpo."""
 
     def __init__(self, kind="pacmr", die_at=None, val_margin=1.5):
         super().__init__()
@@ -94,7 +94,7 @@ class Module(pl.LightningModule):
 
 
 def run(folder, callbacks, module=None, data=None, resume=None, **options):
-    """Fits on the CPU; four steps an epoch."""
+    """Fit on the CPU, with four steps per epoch, and return the trainer."""
     options = {"max_epochs": 3, "logger": False, "devices": 1, **options}
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -127,7 +127,7 @@ def make_data():
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory):
-    """The folder of a run in two processes; see ddp_run.py."""
+    """Return the folder of a run in two processes; see ddp_run.py."""
     import os
     import subprocess
     import sys

@@ -1,4 +1,4 @@
-"""Every callback alone, from YAML, in a plain Trainer: what it logs, and which files it leaves."""
+"""Tags and files of each public callback, alone, from YAML, in a plain Trainer."""
 
 import re
 

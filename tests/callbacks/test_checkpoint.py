@@ -1,4 +1,4 @@
-"""Checkpoints: the end of a run is there, chosen steps stay, and a resumed run counts on."""
+"""Checkpoints: at the end of a run, at chosen steps, and resumed."""
 
 import csv
 
@@ -15,7 +15,7 @@ def step_of(path):
 
 @pytest.mark.parametrize("every", [5, 4, 12])
 def test_last_is_the_end(fit, tmp_path, make_module, every):
-    """Twelve updates; then six more from there, as one run does them."""
+    """Twelve updates and six more from their checkpoint equal one run."""
     folder = tmp_path / "checkpoints"
     options = {"every_n_train_steps": every, "save_last": True, "dirpath": folder}
     fit(tmp_path, [RunCheckpoint(**options)])
@@ -44,7 +44,7 @@ def rows_of(folder):
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 12, "max_epochs": -1}])
 @pytest.mark.parametrize(("every", "check"), [(1, 2), (2, 4), (3, 2)])
 def test_steps_and_validations_are_counted_once(fit, tmp_path, make_module, limit, every, check):
-    """A run that dies in any of its twelve updates logs what one logs that does not."""
+    """A run killed in any of its twelve updates and resumed logs what an uninterrupted one logs."""
 
     def run(name, module, resume=None):
         folder = tmp_path / name

@@ -1,4 +1,4 @@
-"""Dashboard, SuspectedPairs and the run's TensorBoard files, of a real run that goes on once."""
+"""Dashboard, SuspectedPairs and the TensorBoard files of a real run that is resumed once."""
 
 import re
 
@@ -22,7 +22,7 @@ UPDATES = 6
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tiny_llama, preference_config):
-    """A folder with a run of six updates, stopped after four and continued, and a DPO run."""
+    """Return a folder with a run of six updates, resumed after four, and a DPO run."""
     folder = tmp_path_factory.mktemp("runs")
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 24, "validation_pairs": 8}}
     callbacks = [
@@ -59,7 +59,7 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
 
 @pytest.fixture(scope="module")
 def board(runs):
-    """What TensorBoard finds."""
+    """Return the runs as TensorBoard reads them."""
     found = EventMultiplexer(tensor_size_guidance={"tensors": 0})
     found.AddRunsFromDirectory(str(runs))
     return found.Reload()
@@ -176,7 +176,7 @@ def test_equal_weights_rank_by_u(runs, board):
 
 
 def test_precision_and_recall_of_flips(runs, board):
-    """TensorBoard's curve at its thresholds, against the recorded weights of the whole run."""
+    """TensorBoard's curve at its thresholds equals that of the recorded weights."""
     rows = read_weights(runs / "pacmr")
     scores = {"low_weight": 1 - rows["weight"], "low_u": expit(-rows["u"].astype(float))}
     for score, suspicion in scores.items():

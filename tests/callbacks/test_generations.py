@@ -1,4 +1,4 @@
-"""``pacmr predict`` on a real tiny model: its file, killed with kill -9, in two processes, from the store."""
+"""``pacmr predict`` with a real tiny model: its file, after kill -9, in two processes, from the store."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ def model(tmp_path, tiny_llama):
 
 @pytest.fixture
 def predict(tmp_path, model):
-    """Predicts in this process; ``moved`` is how far the policy is from the reference."""
+    """Predict in this process; ``moved`` is the scale of the adapter's weights."""
 
     def run(source=None, moved=0.0, folder="run", new=5, data=None, **writer):
         torch.manual_seed(1)
@@ -146,7 +146,7 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
 
 @pytest.fixture
 def command(tmp_path, model, preference_config):
-    """``pacmr predict`` of the reference on the world's prompts, as a process's command line."""
+    """Return the command line of ``pacmr predict`` with the reference on the synthetic benchmark."""
     world = {"class_path": "EmbeddedWorld"}
     content = preference_config(model, world, {"max_new_tokens": 48}, {"validation_batch_size": 4}, devices=1)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
@@ -176,7 +176,7 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_killed_it_goes_on(command, tmp_path, forked):
-    """kill -9 in the middle, in a new folder; the same command then writes what an uninterrupted one does."""
+    """After kill -9 the same command writes what an uninterrupted one writes."""
     whole = subprocess.run(command("whole"), capture_output=True, text=True, timeout=1200)
     assert whole.returncode == 0, whole.stderr
     process = forked(STOPPED_BEFORE_THE_SECOND_BATCH, *command("run")[3:])
@@ -225,7 +225,7 @@ def test_two_processes_answer_every_prompt_once(command, tmp_path):
 
 
 def test_the_command_line(command, tmp_path, capsys, monkeypatch):
-    """Options of the section ``generation``, and a full stop for a folder that cannot be made."""
+    """Invalid options of ``generation``, and a folder that cannot be made."""
     output = tmp_path / "new" / "answers.jsonl"
     few = ["--data.predict_prompts", "3", "--model.max_new_tokens", "2", "--generation.output", str(output)]
     cli.main([*command("run", *few)[3:], "--generation.temperature", "0.7", "--generation.top_p", "0.9"])

@@ -30,7 +30,7 @@ def gold_reward(prompt, response):
 
 
 class Policy(PolicyModel):
-    """A tiny Llama with LoRA, and what it was asked to generate."""
+    """A tiny Llama with LoRA that records its calls of ``generate``."""
 
     def __init__(self, folder):
         super().__init__(folder, rank=2)
@@ -135,7 +135,7 @@ def test_sampling_is_plain_left_padded_and_seeded(fit, tmp_path, world):
 
 
 def test_the_global_state_is_left_alone(fit, tmp_path, world, monkeypatch):
-    """Prompts go where the strategy computes; under ZeRO-3 nobody moves the module to that device."""
+    """Prompts go to the strategy's device; under ZeRO-3 the module is not moved there."""
     module, data = world
 
     class Watch(GoldReward):
@@ -171,7 +171,7 @@ class Length(RewardFunction):
 
 
 def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
-    """Where the source has no prompts of its own, those that predict would answer are scored."""
+    """A source without prompts of its own gets the prompts of predict."""
     module, data = world
     data.source, data.predict_dataloader = SimpleNamespace(prompts=None), lambda: prompt_batches(data)
     callback = GoldReward(samples=5, max_new_tokens=6, second_reward=Length())
@@ -184,7 +184,7 @@ def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
 
 
 def test_along_the_way(tmp_path, tiny_llama, preference_config):
-    """Looks on the way stand in the metrics at their updates, and training is the same to the bit."""
+    """Metrics have each time at its update, and training is the same to the bit."""
     model = tiny_llama(tmp_path / "model", initializer_range=0.2)
     world = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
     for name, every in (("end", None), ("along", 2)):
@@ -210,7 +210,7 @@ def test_along_the_way(tmp_path, tiny_llama, preference_config):
 
 
 def test_kl_of_sampled_responses(fit, tmp_path, world):
-    """Against the model's own whole logits, response by response; and its mean against log(pi / pi_ref)."""
+    """KL equals that of the model's whole logits, and its mean that of log(pi / pi_ref)."""
     module, data = world
     policy = module.policy
     policy.leave_reference()

@@ -1,4 +1,4 @@
-"""Health: hand-made signs, and real runs from YAML that are resumed, stopped and broken on purpose."""
+"""Health: computed signs, and real runs from YAML that are resumed, stopped or faulty."""
 
 import warnings
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from pacmr_lightning.weighting import VNetWeighting
 
 
 def fired(health, updates):
-    """Number of the first update with a cause, and the causes' names; None where all is well."""
+    """Return the first update with a cause and the causes' names, or None."""
     for number, update in enumerate(updates):
         if causes := health.causes(health.signs.update(*update)):
             return number, set(causes)
@@ -26,7 +26,7 @@ def fired(health, updates):
 
 
 def test_alarms_of_the_signs():
-    """Sound: d_meta triples over 100 updates and both signs are noisy, but nothing happens suddenly."""
+    """No cause: d_meta triples over 100 updates and both signs are noisy, without a jump."""
     rng = np.random.default_rng(0)
     norms = np.linspace(1, 3, 100) * rng.lognormal(0, 0.2, 100)
     noisy = [(norm, rng.binomial(40, 0.6), 40) for norm in norms]
@@ -58,7 +58,7 @@ def test_the_numbers_of_the_signs():
 
 @pytest.fixture
 def config(tmp_path, tiny_llama, write_rows, preference_config):
-    """Writes a config file of 24 updates of 8 pairs with a VNet update in every second."""
+    """Write a config file of 24 updates of 8 pairs, with a VNet update in every second."""
     model = tiny_llama(tmp_path / "model", num_hidden_layers=2, initializer_range=0.2)
     pairs = write_rows(World().preference_rows(200, 0))
 
@@ -86,7 +86,7 @@ def config(tmp_path, tiny_llama, write_rows, preference_config):
 
 
 def fit(config, folder, *arguments):
-    """Fits; returns the logged health numbers by updates done, and the sentences that were warned."""
+    """Fit, and return the logged ``warnings/...`` by updates done, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cli.main(["fit", "--config", config, "--trainer.default_root_dir", str(folder), *arguments])
@@ -98,7 +98,7 @@ def fit(config, folder, *arguments):
 
 
 def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
-    """Check by check against what the recorder and the loggers have; a resume between two changes nothing."""
+    """Each check equals the recorded weights and logged values, also after a resume."""
     path = config(window=10, max_slope_ratio=None, max_share_drop=0.01)
     curves, said = fit(path, tmp_path / "run")
     assert curves.index.tolist() == list(range(2, 25, 2))
@@ -132,7 +132,7 @@ def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
 
 
 def test_an_alarm_stops_and_a_resume_goes_on(config, tmp_path, monkeypatch):
-    """VNet's slope grows by a tenth in each update, so it passes 1.25 in the third."""
+    """VNet's slope grows by a tenth per update and exceeds 1.25 in the third."""
     update = VNetWeighting.update
 
     def steeper(self, *arguments, **options):
@@ -156,7 +156,7 @@ def test_an_alarm_stops_and_a_resume_goes_on(config, tmp_path, monkeypatch):
 
 
 def test_causes_that_are_no_alarm(config, tmp_path):
-    """A threshold that no pair passes, weights of few pairs, a policy that cannot move; each said once."""
+    """One warning each: no confident pair, concentrated weights, a policy that does not move."""
     strict = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.999999}}
     # Slope 40 makes weights of 0 and 1; VNet updates are skipped, so it stays.
     path = config(
@@ -178,7 +178,7 @@ def test_causes_that_are_no_alarm(config, tmp_path):
 
 
 def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
-    """The optimizer does not know the adapters of q_proj; the others learn far too fast."""
+    """The optimizer lacks the adapters of q_proj, and the others learn too fast."""
     from pacmr_lightning.modules import PreferenceModule
 
     optimizers = PreferenceModule.configure_optimizers
@@ -202,7 +202,7 @@ def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
 
 
 def test_sums_are_added_up_on_the_strategys_device():
-    """Also before the first step; NCCL refuses what is on the CPU."""
+    """Also before the first step, on the device, since NCCL cannot reduce on the CPU."""
     trainer = SimpleNamespace(strategy=SingleDeviceStrategy("meta"), is_global_zero=True)
     health = Health()
     assert health._total(trainer).device.type == "meta"

@@ -1,4 +1,4 @@
-"""Progress in lines, and pairs and tokens a second."""
+"""Printed progress, and pairs and tokens per second."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""Responses of reference and policy along a real run of a tiny model."""
+"""Responses of reference and policy during a real run of a tiny model."""
 
 import json
 
@@ -99,7 +99,7 @@ def test_losses_that_are_no_numbers_stop_the_run(fit):
 
 
 def test_prompts_go_where_the_strategy_computes(fit, tmp_path, monkeypatch):
-    """Under ZeRO-3 nobody moves the module, whose own device stays the one it was made on."""
+    """Under ZeRO-3 the module is not moved: its device stays the one it was made on."""
     monkeypatch.setattr(PreferenceModule, "device", torch.device("meta"))
     fit("run", SampleResponses(prompts=1, every=1), 1)
     assert [row["step"] for row in rows_of(tmp_path / "run")] == [0, 1]

@@ -64,7 +64,7 @@ def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch):
 
 
 def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
-    """Three epochs of four updates, of which the second alone is validated; resumed after the validation."""
+    """Three epochs of four updates, validated in the second only, and resumed after it."""
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=10, save_top_k=-1)
     fit(tmp_path, [RunSummary(), saving], check_val_every_n_epoch=2)
     assert (summary_of(tmp_path)["val_step"], summary_of(tmp_path)["steps"]) == (8, 12)
@@ -154,7 +154,7 @@ def test_resume_goes_on_counting(fit, tmp_path, make_module):
 
 
 def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
-    """By a clock that training moves by seconds, and validation by hours."""
+    """On a clock that training moves by seconds and validation by hours."""
     now = 0.0
 
     def taking(seconds, step):

@@ -20,7 +20,7 @@ def step_of(number):
 
 
 def share(number, rank, ranks):
-    """What a rank of several visits in a step, in an order of its own."""
+    """Return the visits of one of several ranks in a step, in an order of its own."""
     rows = step_of(number)[rank::ranks]
     return rows.flip(0) if rank % 2 else rows
 
@@ -32,7 +32,7 @@ def visit(windows, first=0, last=STEPS):
 
 
 def of_all(windows, monkeypatch):
-    """``of_all_ranks`` of windows that are on ranks of their own, of which each must say the same."""
+    """Return ``of_all_ranks`` of windows on ranks of their own, which must be equal."""
     parts = [window.of_this_rank() for window in windows]
     monkeypatch.setattr(module, "on_all_ranks", lambda rows: parts)
     found = [window.of_all_ranks() for window in windows]
@@ -42,7 +42,7 @@ def of_all(windows, monkeypatch):
 
 @pytest.mark.parametrize(("window", "steps"), [(1, 1), (6, 1), (7, 2), (20, 4), (24, 4), (1000, 9)])
 def test_whole_steps(window, steps):
-    """The 20 last of steps of 6 reach into the fourth step from the end, all of which counts."""
+    """The last 20 visits in steps of 6 need four whole steps."""
     visits = LastVisits(window, columns=2)
     visit([visits])
     rows = visits.of_all_ranks()
@@ -56,7 +56,7 @@ def test_whole_steps(window, steps):
 @pytest.mark.parametrize("window", [1, 7, 20])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_number_of_ranks(ranks, window, monkeypatch):
-    """Also four, of which two have one pair of the six and the others two."""
+    """Also four ranks: two of them have one of the six pairs, the others two."""
     alone, together = ([LastVisits(window, 2) for _ in range(count)] for count in (1, ranks))
     visit(alone)
     visit(together)

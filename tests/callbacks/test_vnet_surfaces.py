@@ -1,4 +1,4 @@
-"""VNetSurfaces: its grid against a VNet computed by hand, its files, resumes and two processes."""
+"""VNetSurfaces: its grid against a VNet in float64, its files, resumes and two processes."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ SHARES = ["pair_weights/monotone_share", "pair_weights/monotone_share_data"]
 
 
 def by_hand(vnet, delta, u):
-    """VNet's a, b at every point of a grid, from its parameters in float64."""
+    """Return VNet's a and b at each point of a grid, from its parameters in float64."""
     a, b = np.empty((2, len(delta), len(u)))
     parameters = [value.detach().double().numpy() for value in vnet.parameters()]
     for i, x in enumerate(delta):
@@ -145,7 +145,7 @@ def test_nothing_where_there_is_no_slope_and_all_weights_are_alike(fit, tmp_path
 
 @pytest.fixture
 def altered(make_module):
-    """A module whose record of each step is changed."""
+    """Module that changes each step's record."""
 
     def make(change):
         class Altered(make_module):

@@ -1,4 +1,4 @@
-"""WeightDistributions: which distributions it draws, and their values."""
+"""WeightDistributions: the distributions drawn, and their values."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,7 @@ CATEGORIES = ("sea", "rain", None)
 
 @pytest.fixture
 def config(tmp_path, tiny_llama, write_rows, preference_config):
-    """A config file of 6 updates of 8 pairs with VNet updates every 2 and 13 probe pairs."""
+    """Return a config file of 6 updates of 8 pairs, with VNet updates every 2 and 13 probe pairs."""
     rows = [
         row | {"id": f"pair-{i}", "category": CATEGORIES[i % 3]}
         for i, row in enumerate(World().preference_rows(56, 0))
@@ -98,7 +98,7 @@ def test_the_table(config, tmp_path):
 
 
 def test_rows_along_the_way_do_not_change_the_run(config, tmp_path, monkeypatch):
-    """Nor does a look at the policy change its mode, its parameters or the random state."""
+    """The probe changes neither mode nor parameters of the policy, nor the random state."""
     kept = []
     look = WeightGap.look
 
@@ -170,7 +170,7 @@ def test_the_probe_set_depends_on_ids_alone():
 
 @pytest.mark.slow
 def test_two_processes(config, tmp_path):
-    """13 probe pairs over two ranks: one is asked twice; 20 visits are no whole steps, so 24 count."""
+    """13 probe pairs on two ranks, one of them twice; 20 visits are no whole steps, so 24 count."""
     alone = fit(config, tmp_path / "one", *EVERY)
     command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(config), *EVERY]
     command += ["--trainer.default_root_dir", str(tmp_path / "two")]
