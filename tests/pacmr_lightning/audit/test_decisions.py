@@ -58,7 +58,7 @@ def test_what_it_says_beside_the_audit():
     assert not near.contradicts(own) and far.contradicts(own)
     first, second = near.sentences(own, near.told)
     assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure pairs are excl" in first
-    assert second == "The audit takes 30.0%."
+    assert second == "The audit uses a noise rate of 30.0%."
     assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
     given = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
     assert not far.contradicts(given), "a share that was given is no estimate"
@@ -119,7 +119,7 @@ def test_pairs_that_the_run_does_not_have(tmp_path):
         UserError, match=r"a decision on 'z', which is no training pair here \(1 of 2 are not\)"
     ):
         decisions.check(["a", "b"], [False, False])
-    with pytest.raises(UserError, match=r"the pair 'a' with the other label .* a run with the same noise"):
+    with pytest.raises(UserError, match=r"a decision on 'a' with the other label .* the same label noise"):
         decisions.check(["a", "z"], [True, False])
     decisions.check(["a", "z", "b"], [False, True, True])
 
