@@ -265,7 +265,7 @@ def test_no_second_view(run, capsys, tmp_path):
     del checkpoint["PreferenceDataModule"]["texts"]  # as where another datamodule made the pairs
     torch.save(checkpoint, run / LAST)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
-    assert "None of the 8 train pairs has a second view" in message
+    assert "None of the 8 train pairs has an augmented prompt" in message
     assert not (tmp_path / "out").exists()
 
 
