@@ -120,11 +120,11 @@ class _Up(HalfLinear):
 
 @cache
 def _in_base_dtype(kind: Any) -> type[LoraLayer]:
-    """A class of layers that computes so where PEFT's ``kind`` would add its adapter to a bf16 output."""
+    """Return a subclass of PEFT's ``kind`` that computes in bf16 where input and base do."""
 
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        plain = x.dtype == HALF and self.active_adapters == [ADAPTER] and not (args or kwargs)
-        if not plain or self.disable_adapters or self.merged:
+        fits = x.dtype == HALF and self.active_adapters == [ADAPTER] and not (args or kwargs)
+        if not fits or self.disable_adapters or self.merged:
             return kind.forward(self, x, *args, **kwargs)
         h = self.lora_A[ADAPTER](x) * self.scaling[ADAPTER]
         return self.lora_B[ADAPTER](h, self.base_layer(x))

@@ -16,7 +16,7 @@ from pacmr_lightning.meta_gradient import (
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, mixed_precision_lora
 from pacmr_lightning.policy.mixed_precision_lora import HalfLinear
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
@@ -234,14 +234,15 @@ def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
     assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[1])
 
 
-def test_layers_that_are_not_covered_are_named(tmp_path, caplog, make_batch):
+def test_layers_that_are_not_covered_are_named(tmp_path, make_batch, monkeypatch):
     torch.manual_seed(0)
     config = MixtralConfig(**SHAPE, num_local_experts=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     policy = PolicyModel(str(tmp_path), rank=2, **HALF)
-    with caplog.at_level("INFO"):
-        policy.build()
-    assert "LoRA layers of the kind ParamWrapper compute in float32" in caplog.text
+    monkeypatch.setattr(mixed_precision_lora, "rank_zero_info", (said := []).append)
+    policy.build()
+    (line,) = said
+    assert line.startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
     assert torch.isfinite(policy.log_probs(make_batch()).chosen).all()
 
 
