@@ -55,7 +55,7 @@ TABLE = {
     ),
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
     "peft.tuners.lora:LoraLayer": "lora_A lora_B lora_variant",
-    "torch": "_foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
+    "torch": "_foreach_add _foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
     "torch:UntypedStorage": "_cdata",
     "torch._dynamo.config": "recompile_limit",

@@ -313,19 +313,21 @@ def _peak(model: nn.Module, step: Callable[[], None]) -> int:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     shapes = {tuple((p.shape, p.dtype, p.requires_grad) for p in layer.parameters()) for layer in layers}
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and list(m) == layers]
-    counts = COUNTED if len(stacks) == len(shapes) == 1 and len(layers) > max(COUNTED) else (len(layers),)
-    peaks = []
-    for count in counts:
-        for stack in stacks[: len(counts) - 1]:
-            stack._modules = {str(i): layer for i, layer in enumerate(layers[:count])}
+
+    def counted() -> int:
         with LiveBytes(model) as live:
             step()
-        peaks.append(live.peak)
-    more = len(layers) - counts[-1]
-    if more:
-        stacks[0]._modules = {str(i): layer for i, layer in enumerate(layers)}
-        return peaks[1] + more * (peaks[1] - peaks[0]) // (COUNTED[1] - COUNTED[0])
-    return peaks[0]
+        return live.peak
+
+    few, some = COUNTED
+    if len(stacks) != 1 or len(shapes) != 1 or len(layers) <= some:
+        return counted()
+    del stacks[0][some:]
+    more = counted()
+    del stacks[0][few:]
+    less = counted()
+    stacks[0].extend(layers[few:])
+    return more + (len(layers) - some) * (more - less) // (some - few)
 
 
 def response_values(

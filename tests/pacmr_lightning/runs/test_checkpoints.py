@@ -83,7 +83,7 @@ def test_a_run_that_went_back(tmp_path):
         files.save_checkpoint(checkpoint(step), tmp_path / name)
     assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "last.ckpt"), 150)
     named = str(tmp_path / "step-150.ckpt")
-    with pytest.warns(UserWarning, match=r"^alarm-300\.ckpt in .* are of more than 150 updates"):
+    with pytest.warns(UserWarning, match=r"^alarm-300\.ckpt in .* have more than 150 updates"):
         assert to_resume_from(named, tmp_path, training=True) == (named, 150)
     assert to_resume_from(named, tmp_path / "another-run", training=True) == (named, 150)
     (tmp_path / "last.ckpt").unlink()
