@@ -83,7 +83,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     page = Path("found/report.html").read_text()
     cleaned = [row["id"] for row in read_lines("found/cleaned.jsonl")]
     assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
-    assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
+    assert "Scores are those of a linear probe on" in page and "fitted to the labels of other prompts" in page
     words = f"""
         fit --config {run}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3
         --data.source.train {path} --data.noise_rate 0 --model.weighting AuditedWeights
