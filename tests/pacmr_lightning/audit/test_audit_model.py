@@ -101,7 +101,7 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     found = hub.files["dataset", "me/pairs"]
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
-    assert "Preference pairs of train.jsonl, whose labels were audited" in card
+    assert "Preference pairs of train.jsonl after a label audit" in card
     assert "pacmr audit adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
 
 

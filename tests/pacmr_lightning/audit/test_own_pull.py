@@ -124,14 +124,11 @@ def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.2))
     table = audit(run, "policy", fallback_share=0.45)
     page = (run / "audit/report.html").read_text()
-    assert (
-        "0.2 is assumed, the upper bound from the pairs with the largest |u| (below the fallback 0.45)"
-        in page
-    )
+    assert "0.2 is assumed, the upper bound from the pairs with the largest |u| (below the" in page
     assert table["p_wrong"].mean() < 0.25
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.5))
     audit(run, "policy", fallback_share=0.45)
-    assert "it is taken for 0.45." in (run / "audit/report.html").read_text()
+    assert "0.45 is assumed." in (run / "audit/report.html").read_text()
 
 
 def test_a_known_share_falls_back_to_u(run, monkeypatch):
