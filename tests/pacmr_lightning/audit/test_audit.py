@@ -162,7 +162,7 @@ def test_first_visits(run):
     assert table["first_visit_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
     assert methods[0] == "pre-update u" and "u" in methods
-    assert "before it learned from it" in (run / "audit/report.html").read_text()
+    assert "before its first update on the pair" in (run / "audit/report.html").read_text()
     part.unlink()
     with pytest.raises(UserError, match="WeightRecorder"):
         audit(run, "first_visit")

@@ -83,7 +83,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     page = Path("found/report.html").read_text()
     cleaned = [row["id"] for row in read_lines("found/cleaned.jsonl")]
     assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
-    assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
+    assert "Scores are those of a linear probe on" in page and "fitted to the labels of other prompts" in page
     words = f"""
         fit --config {run}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3
         --data.source.train {path} --data.noise_rate 0 --model.weighting AuditedWeights
@@ -101,7 +101,7 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     found = hub.files["dataset", "me/pairs"]
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
-    assert "Preference pairs of train.jsonl, whose labels were audited" in card
+    assert "Preference pairs of train.jsonl after a label audit" in card
     assert "pacmr audit adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
 
 

@@ -100,7 +100,7 @@ def test_a_sample_that_disagrees(audit, capsys):
     audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
     said = " ".join(capsys.readouterr().out.split())
     assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
-    assert "25.0%, as given" in said and "The audit takes" not in said
+    assert "25.0%, as given" in said and "The audit uses" not in said
 
 
 def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):

@@ -113,7 +113,7 @@ def test_memorised_labels(run, loaded):
     table = audit(run, "policy", fallback_share=0.45)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
     page = (run / "audit/report.html").read_text()
-    assert "it is taken for 0.45" in page and "so the share is likely to be higher" in page
+    assert "0.45 is assumed" in page and "so the noise rate is likely to be higher" in page
     assert "45.0%, assumed" in page and "45.0%, as given" not in page
 
 
@@ -124,11 +124,11 @@ def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.2))
     table = audit(run, "policy", fallback_share=0.45)
     page = (run / "audit/report.html").read_text()
-    assert "it is taken for 0.2, the most that the surest tenth of the pairs leaves (0.45 was to be" in page
+    assert "0.2 is assumed, the upper bound from the pairs with the largest |u| (below the" in page
     assert table["p_wrong"].mean() < 0.25
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.5))
     audit(run, "policy", fallback_share=0.45)
-    assert "it is taken for 0.45." in (run / "audit/report.html").read_text()
+    assert "0.45 is assumed." in (run / "audit/report.html").read_text()
 
 
 def test_a_known_share_falls_back_to_u(run, monkeypatch):
