@@ -135,7 +135,7 @@ def updates_of(rows: dict[str, Row], product: float | None) -> list[list[str]]:
 
     Args:
         rows: of a stage, by name.
-        product: operations a second of one large bf16 matrix product, if it was measured.
+        product: operations per second of one large bf16 matrix product, if it was measured.
     """
     from machine import spread
 

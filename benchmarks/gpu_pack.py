@@ -1,4 +1,4 @@
-"""What gpu_first.py needs on a machine without a network, in folders of at most 60 MiB with the repository.
+"""Packs for gpu_first.py on a machine without a network, in folders of at most 60 MiB with the repository.
 
     python benchmarks/gpu_pack.py carry/ [--pairs runs/examples/sentiment_small/pairs.jsonl]
 

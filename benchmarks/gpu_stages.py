@@ -89,7 +89,7 @@ def machine(place: Place) -> str:
 
 
 def measured(place: Place, measure: Callable[[], Row]) -> Row:
-    """What a row measures, and on a GPU the GiB that torch had allocated at most."""
+    """A row's measurements, and on a GPU the peak GiB that torch had allocated."""
     if not place.on_gpu:
         return measure()
     torch.cuda.empty_cache()
@@ -167,7 +167,7 @@ def probes(place: Place) -> Measured:
 
 
 def matrix_product(place: Place) -> Row:
-    """Operations a second of one large bf16 product."""
+    """Operations per second of one large bf16 product."""
     n = 8192 if place.on_gpu else 256
     a = torch.randn(n, n, device=place.device, dtype=torch.bfloat16)
     rate = 2 * n**3 / median_time(lambda: a @ a.T, place.device, repetitions=15, warm_up=5)
@@ -175,7 +175,7 @@ def matrix_product(place: Place) -> Row:
 
 
 def copied(place: Place) -> Row:
-    """Bytes a second that are read and written."""
+    """Bytes per second that are read and written."""
     a = torch.zeros(2**29 if place.on_gpu else 2**20, device=place.device)
     rate = 8 * len(a) / median_time(a.clone, place.device, repetitions=10, warm_up=2)
     return {"says": f"{rate / 1e9:.3g} GB/s"}
@@ -285,7 +285,7 @@ class Correctness(Bench):
         policy, batch, direction = prepare(str(self.folder), dtype, self.device, 8)
         truth = exact(policy, batch, direction)
         errors = {name: off(call_of(name, policy, batch, direction)(), truth) for name in ESTIMATORS}
-        right = errors["ghost dot-product"] <= max(FLOAT32_ERROR, 2 * errors["graph retained"])
+        right = errors["ghost dot product"] <= max(FLOAT32_ERROR, 2 * errors["graph retained"])
         return {"right": right, "says": ", ".join(f"{name} {error:.1e}" for name, error in errors.items())}
 
     def generation(self) -> Row:
@@ -423,7 +423,7 @@ class Speed(Bench):
         return make_trl(self.folder, self.pairs, self.shape, {}, self.device, model=model, **options)
 
     def seconds(self, policy: PolicyModel, steps: int, every: int | None = None, **more: Any) -> list[float]:
-        """Of our updates."""
+        """Seconds of our updates."""
         data = make_data(self.folder, self.shape, every, META_PAIRS)
         return train(policy, data, self.shape, steps, device=self.device, **more)
 

@@ -66,7 +66,7 @@ def step_pairs(policy: PolicyModel, batch: PairBatch) -> RecomputedStepPairs:
 def values(
     policy: PolicyModel, batch: TrainingBatch, along: Direction | None = None
 ) -> tuple[Found, Direction]:
-    """Return what is compared, and the unit vector along which c is measured (by default the meta pairs')."""
+    """Return compared values, and the unit vector along which c is measured (default: the meta-batch's)."""
     assert batch.meta is not None
     pairs = step_pairs(policy, batch.train)
     gradient = weighted_gradient(pairs, Unweighted()).gradient

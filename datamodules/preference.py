@@ -339,7 +339,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 pairs.check_model(policy)
 
     def fill_reference(self, policy: PolicyModel) -> None:
-        """Set the reference log-probabilities of training and meta pairs for ``reference: cached``.
+        """Set the reference log-probabilities of training pairs and meta-batches for ``reference: cached``.
 
         Validation needs the reference's logits for the KL, so it runs the reference itself.
         """

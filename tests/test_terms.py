@@ -128,7 +128,7 @@ def test_offences_are_found(tmp_path):
     code = tmp_path / "code.py"
     code.write_text(
         '"""Whether a run has ended."""\n# The paper has this.\nx = "the planted flips"\n'
-        'RAISED = f"told 45% of {x}"\n'
+        'RAISED = f"given, or told 45% of {x}"\n'
         'def told(eps):\n    """Return ``first_visit`` of a rule-based rewriter and `untouched`."""\n'
     )
     assert sorted(one.split(",")[0] for one in offences(code)) == [

@@ -25,7 +25,7 @@ CURVES = (
 )
 REWARD, KL = "val/gold_reward", "val/sequence_kl"
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")
-"""Of the first five runs (Okabe and Ito); further ones are grey."""
+"""Colours of the first five runs (Okabe and Ito); further runs are grey."""
 LAST = 2000
 """Final visits whose weights are drawn, in whole steps."""
 

@@ -1,7 +1,7 @@
 """Traits that suspected label errors have in common: length, single words, category, annotator.
 
-A policy that has learned a shortcut of the labellers suspects the pairs that break it, which u alone cannot
-show. Real quality looks the same, but nearly all labels follow a shortcut.
+A policy that has learned a shortcut of the labellers ranks the pairs that break it first, which u alone
+cannot show. Real quality looks the same, but nearly all labels follow a shortcut.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _compared(
             _wilson(share, size, square, prompts)
             for share, size, square in zip((*shares, mean_y), (suspects, others, total), squares, strict=True)
         )
-        # Suspects and others of a prompt are correlated if a prompt's pairs share a group.
+        # Pairs of a prompt are correlated if a prompt's pairs share a group.
         together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
         correlation = np.nan_to_num(together / np.sqrt(squares[0] * squares[1]))
     difference = shares[0] - shares[1]

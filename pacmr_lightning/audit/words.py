@@ -38,7 +38,7 @@ _RULE_OR_QUALITY = (
 )
 _FOLLOWED = (
     "If that feature does not make responses better, it is a shortcut of the labellers. A policy learns such "
-    "a shortcut: it then suspects right labels that break it and trusts wrong ones that follow it, so "
+    "a shortcut: it then ranks right labels that break it as errors and misses wrong ones that follow it, so "
     "dropping suspected label errors makes the data worse. Read some of these pairs before using this audit."
 )
 

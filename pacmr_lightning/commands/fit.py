@@ -273,7 +273,7 @@ def _remove_partial_files(root: Path) -> None:
 
 
 def _every(weighting: Namespace | None) -> int | None:
-    """Return the weighting's ``every``, an option or class attribute; None for one without meta pairs."""
+    """Return the weighting's ``every``, an option or class attribute; None for one without meta-batches."""
     if weighting is None or not (kind := resolve_name(weighting.class_path)).needs_meta:
         return None
     return (weighting.get("init_args") or {}).get("every", kind.every)

@@ -90,8 +90,8 @@ def memory(
         pairs: training pairs of one epoch; shows the operations of the whole run.
         global_batch_size: pairs per update, over all devices.
         every: policy updates per VNet update.
-        meta_batch_size: meta pairs per VNet update, over all devices.
-        coverage: fraction of meta pairs that pass the threshold (``meta/coverage`` of a run).
+        meta_batch_size: pairs of a meta-batch, over all devices.
+        coverage: fraction of a meta-batch that passes the threshold (``meta/coverage`` of a run).
         reference: "cached" runs the reference once, "live" with each batch.
         validation_pairs: pairs per validation.
         validations: validations of the run; four with the shipped configs.

@@ -65,7 +65,7 @@ class Weighting(Recorded, ABC):
     """If true, weights of an optimizer-step batch are divided by their mean over all ranks."""
 
     keep_gradients: AskedGradients = "auto"
-    """Whether each pair's gradient is kept in steps with an ``update``."""
+    """If true, each pair's gradient is kept in steps with an ``update``."""
     needs_entropies: bool = False
     """If true, ``weights`` uses the policy's entropies, which take more memory."""
     looks_back: bool = False

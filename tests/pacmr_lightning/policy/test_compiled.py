@@ -44,7 +44,7 @@ def plain_and_compiled(make_policy):
 
 
 def passes(policy: PolicyModel, batch) -> list[torch.Tensor]:
-    """Values of policy and reference and the gradient, as they are, shifted, and the ghost dot-product."""
+    """Values of policy and reference and the gradient, as they are, shifted, and the ghost dot product."""
     adapter = policy.adapter()
     direction = {name: torch.linspace(-0.1, 0.1, p.numel()).view_as(p) for name, p in adapter.items()}
 
