@@ -66,7 +66,6 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             if comment := re.search(r"(?:^|\s)#(.*)", line):
                 yield number, CODE.sub("", comment[1])
     else:
-        comment: list[str] = []
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], CODE.sub("", token.string)
@@ -80,7 +79,7 @@ def offences(path: Path) -> list[str]:
     found = []
     for line, text in texts(path):
         for pattern, term in TERMS.items():
-            for match in re.finditer(pattern, text, re.IGNORECASE):
+            for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
                 words = " ".join(match[0].split())
                 found.append(f"{line + text[: match.start()].count(chr(10))}: {words!r}, say {term}")
     if path.suffix == ".py":
