@@ -33,9 +33,9 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
     """Run the policy at omega + scale D inside; the parameters' own memory is not written.
 
     Gradients are those at the shifted point. With activation checkpointing backward must run inside too. The
-    reference is not shifted: its adapter is off. Where parameters are whole and compute in fp32, and for
-    compiled layers, which skip hooks, a moved copy of the adapter stands in for it (4 bytes a parameter).
-    ZeRO-3's parts, and products in bf16, which would round a small shift away, take hooks.
+    reference is not shifted: its adapter is off. Where parameters are whole and LoRA computes in fp32,
+    a moved copy of the adapter stands in for it (4 bytes per parameter) on an fp32 base and under compile,
+    where hooks would disable compiled layers. All else takes hooks: bf16 would round a small shift away.
 
     Args:
         policy: its adapter's ``data`` are other tensors inside, and the same ones as before afterwards.
@@ -46,7 +46,8 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
         UserError: the adapter has layers that a shift would miss.
     """
     policy.check_hooked()
-    way = hooked if policy.is_sharded or not (policy.compiles or policy.dtype == torch.float32) else swapped
+    in_fp32 = policy.compiles and policy.lora_compute_dtype == "float32" or policy.dtype == torch.float32
+    way = swapped if in_fp32 and not policy.is_sharded else hooked
     with way(policy, direction, scale):
         yield
 
