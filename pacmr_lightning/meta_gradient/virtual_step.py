@@ -46,7 +46,7 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
         UserError: the adapter has layers that a shift would miss.
     """
     policy.check_hooked()
-    in_fp32 = policy.compiles and policy.lora_compute_dtype == "float32" or policy.dtype == torch.float32
+    in_fp32 = (policy.compiles and policy.lora_compute_dtype == "float32") or policy.dtype == torch.float32
     way = swapped if in_fp32 and not policy.is_sharded else hooked
     with way(policy, direction, scale):
         yield
