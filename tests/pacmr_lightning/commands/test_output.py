@@ -133,7 +133,7 @@ TALK = {
     "judge": "Verdicts, summary and figure: ",
     "inspect": "Numbers: numbers.json",
     "augment": "Augmented prompts: augmented.parquet",
-    "analyze": "augmented prompts: ",
+    "analyze": "second wordings: ",
     "audit": "Report with the most suspected pairs",
     "compare": "Figure: runs.png",
     "export": "exported is complete",
