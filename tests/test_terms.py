@@ -53,7 +53,7 @@ CODE = re.compile(
     r"```.*?```|``[^`]*``|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:yaml|py|md|csv|png|jsonl)\b|\{[^{}]*\}",
     re.DOTALL,
 )
-SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+[A-Za-z]{2,}")
+SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+\S")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -80,7 +80,7 @@ def offences(path: Path) -> list[str]:
     found = []
     for line, text in texts(path):
         for pattern, term in TERMS.items():
-            for match in re.finditer(pattern, text, re.IGNORECASE):
+            for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
                 words = " ".join(match[0].split())
                 found.append(f"{line + text[: match.start()].count(chr(10))}: {words!r}, say {term}")
     if path.suffix == ".py":
