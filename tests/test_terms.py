@@ -53,7 +53,7 @@ CODE = re.compile(
     r"```.*?```|``[^`]*``|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:yaml|py|md|csv|png|jsonl)\b|\{[^{}]*\}",
     re.DOTALL,
 )
-SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+[A-Za-z]{2,}")
+SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+\S")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
