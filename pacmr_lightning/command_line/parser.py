@@ -65,7 +65,16 @@ class OneSentence(ArgumentParser):
 
 
 class ToolParser(OneSentence):
-    """jsonargparse's parser with flags without a value, and lists as words."""
+    """jsonargparse's parser with flags without a value, lists as words, and ``--data FILE`` for a source."""
+
+    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """Expand ``--data`` and ``--help_all`` first."""
+        words = [
+            "--help" if word == "--help_all" else word for word in (sys.argv[1:] if args is None else args)
+        ]
+        if any(action.dest == "source" for action in self._actions):
+            words = with_source(words)
+        return super().parse_args(words, *rest, **options)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """Make ``--merged`` of ``merged: bool = False``, ``--taus 0.6 0.7`` of ``taus: list[float]``."""
@@ -90,11 +99,8 @@ def run_tool(
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
     Prints go to standard error, except those of ``print_result``. With ``positional``, parameters without a
-    default are positional, unless they are keyword-only. A ``source`` can be given as ``--data FILE``.
+    default are positional, unless they are keyword-only.
     """
-    if "source" in inspect.signature(function).parameters:
-        arguments = with_source(arguments)
-    arguments = ["--help" if word == "--help_all" else word for word in arguments]
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
         only_results()(function),
