@@ -22,7 +22,7 @@ LEARNING_RATES = (
 )
 """Upper bound on parameters, peak learning rate of LoRA, and source.
 
-docs/results.md and docs/real_text.md have the runs; between 135 million and 7 billion parameters the
+research/notebook/ has the runs; between 135 million and 7 billion parameters the
 logarithm of the rate is linear in that of the number.
 """
 
