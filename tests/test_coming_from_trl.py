@@ -38,7 +38,7 @@ def test_the_recipe(tmp_path, monkeypatch, tiny_llama, capsys):
             exec(compile(program, "train.py", "exec"), {})
         else:
             # The tiny model knows nothing, so the labels do not identify the noise rate.
-            cli.main([*words[1:], "--share", "0.3"])
+            cli.main([*words[1:], "--noise_rate", "0.3"])
     assert re.search(r"^dpo-cleaned: accuracy on held-out pairs 0\.\d{3}$", capsys.readouterr().out, re.M)
     assert Path("dpo-cleaned/adapter_config.json").is_file()
     lines = Path("pairs.jsonl").read_text().splitlines()

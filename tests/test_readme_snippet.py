@@ -32,13 +32,13 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama, capsys):
     assert config["model"]["init_args"]["weighting"]["class_path"].endswith("VNetWeighting")
     assert (run / "checkpoints" / "last.ckpt").is_file() and (run / "adapter/adapter_config.json").is_file()
 
-    found = audit(str(run), options=AuditOptions("policy", share=0.3))
+    found = audit(str(run), options=AuditOptions("policy", noise_rate=0.3))
     assert len(found.table) == found.findings.pairs.shape[0] > 64
     shown = found._repr_html_()
     assert shown.startswith("<p>Noise rate") and shown.count("<tr") == 11
     cli.main(["export", str(run), "exported"])
     with pytest.raises(UserError, match="The policy did not move"):
-        refine(str(run), labels="weights", share=0.3)
-    second = refine(str(run), labels="weights", share=0.3, scorer="policy", anyway=True)
+        refine(str(run), labels="weights", noise_rate=0.3)
+    second = refine(str(run), labels="weights", noise_rate=0.3, scorer="policy", anyway=True)
     assert json.loads((second / "summary.json").read_text())["steps"] == 2
     assert f"The audit in {run / 'audit'} is reused" in capsys.readouterr().err

@@ -208,7 +208,7 @@ class SampleEstimate:
         counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
         ends = (self.rate, *self.interval)
         found = (own.rate, own.low, own.high) if own.identified else (float("nan"),) * 3
-        names = ("share", "low", "high", "own", "own_low", "own_high")
+        names = ("noise_rate", "low", "high", "own", "own_low", "own_high")
         row = counts | dict(zip(names, (*ends, *found), strict=True))
         return pd.DataFrame([row | {"contradicts": self.contradicts(own)}])
 
@@ -226,38 +226,38 @@ class DecidedRate:
 def decide(
     pairs: pd.DataFrame,
     scorer: Scorer,
-    share: float | None,
-    fallback_share: float | None,
+    noise_rate: float | None,
+    fallback_noise_rate: float | None,
     memorised: bool,
     read: SampleEstimate | None = None,
 ) -> DecidedRate:
-    """Return the noise rate to use: ``share``, else that of the reviewed sample ``read``, else the estimate.
+    """Return the noise rate to use: the given one, else that of the reviewed sample, else the estimate.
 
-    ``fallback_share`` is assumed if the estimate fails or the scorer has memorised labels (``memorised``).
+    ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
     """
     notes: list[str] = []
     sample: pd.DataFrame | None = None
     if read is not None and read.read:
         own = rate_by(pairs, scorer)
-        share = read.told if share is None else share
-        notes += read.sentences(own, share)
+        noise_rate = read.told if noise_rate is None else noise_rate
+        notes += read.sentences(own, noise_rate)
         sample = read.table(own)
-        found = own if share is None else rate_by(pairs, scorer, share)
+        found = own if noise_rate is None else rate_by(pairs, scorer, noise_rate)
     else:
-        found = rate_by(pairs, scorer, share)
-    needed = share is None and (memorised or not found.identified)
-    told = share is not None or (needed and fallback_share is not None)
+        found = rate_by(pairs, scorer, noise_rate)
+    needed = noise_rate is None and (memorised or not found.identified)
+    told = noise_rate is not None or (needed and fallback_noise_rate is not None)
     if told and not found.separates and not pairs["unpulled_u"].equals(pairs["u"]):
         pairs["unpulled_u"] = pairs["u"]  # subtracting self-influence leaves no signal
-        found = rate_by(pairs, scorer, share)
+        found = rate_by(pairs, scorer, noise_rate)
     # Uninformative scores separate labels at no rate.
-    if needed and found.separates and fallback_share is not None:
-        assumed = fallback_share if memorised else min(fallback_share, found.at_most)
+    if needed and found.separates and fallback_noise_rate is not None:
+        assumed = fallback_noise_rate if memorised else min(fallback_noise_rate, found.at_most)
         found = replace(rate_by(pairs, scorer, assumed), assumed=True)
-        why = f", the upper bound from the pairs with the largest |u| (below the fallback {fallback_share:g})"
+        why = f", the upper bound from the pairs with the largest |u| (fallback: {fallback_noise_rate:g})"
         notes.append(
             f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed"
-            f"{why if assumed < fallback_share else ''}."
+            f"{why if assumed < fallback_noise_rate else ''}."
         )
     return DecidedRate(found, notes, sample)
 

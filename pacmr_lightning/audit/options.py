@@ -45,11 +45,11 @@ class AuditOptions:
         micro_batch_size: pairs per forward pass with gradients; default: as in training.
         top: number of pairs in the report.
         threshold: labels with P(wrong) above it are suspected errors.
-        share: noise rate, if known, for example from a reviewed sample; default: estimated, which fails if
+        noise_rate: known value, for example from a reviewed sample; default: estimated, which fails if
             the policy has learned too little.
-        fallback_share: noise rate to assume if the estimate fails or would be too low because the policy has
+        fallback_noise_rate: value to assume if the estimate fails or would be too low because the policy has
             memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and
-            not used for uninformative scores, unlike ``share``.
+            not used for uninformative scores, unlike ``noise_rate``.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
         action: "drop" suspected label errors from the cleaned file, or "flip" (swap) their labels. Default:
@@ -58,7 +58,7 @@ class AuditOptions:
             them estimate the noise rate.
         decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
             set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
-            unless ``share`` does.
+            unless ``noise_rate`` does.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.
 
     Raises:
@@ -75,8 +75,8 @@ class AuditOptions:
     micro_batch_size: int | None = None
     top: int = 50
     threshold: float = 0.5
-    share: float | None = None
-    fallback_share: float | None = None
+    noise_rate: float | None = None
+    fallback_noise_rate: float | None = None
     cleaned: str | None = None
     action: Action | None = None
     sample: int = 0
@@ -89,7 +89,7 @@ class AuditOptions:
                 raise UserError(f"{name} is {number}, but it must be 0 or more.")
         if not 0 < self.threshold < 1:
             raise UserError(f"threshold is {self.threshold}, but a probability is above 0 and below 1.")
-        for name in ("share", "fallback_share"):
+        for name in ("noise_rate", "fallback_noise_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 0.5:
                 raise UserError(f"{name} is {value}, but a noise rate is above 0 and below 0.5.")

@@ -29,7 +29,7 @@ from .words import rate_in_words
 
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
-_DECISIVE = ("share", "threshold", "decisions")
+_DECISIVE = ("noise_rate", "threshold", "decisions")
 """Options that the table depends on, besides the scorer."""
 
 
@@ -157,8 +157,8 @@ def conclude(
         decision = decide(
             pairs,
             scored.scorer,
-            options.share,
-            options.fallback_share,
+            options.noise_rate,
+            options.fallback_noise_rate,
             scored.memorised,
             None if decided is None else decided.estimate,
         )

@@ -93,10 +93,10 @@ def show(found: AuditResult) -> None:
     for scorer, by_scorer in findings.rates.items():
         print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if not rate.identified:
-        untold = "--fallback_share" if rate.separates else "--share"
+        untold = "--fallback_noise_rate" if rate.separates else "--noise_rate"
         say(
             "So no label is suspected; the ranking is still valid. To get suspected label errors, read a "
-            "random sample (--sample 50, then --decisions FILE), or give a noise rate: --share RATE if you "
+            "random sample (--sample 50, then --decisions FILE), or give --noise_rate RATE if you "
             f"know it, else {untold} 0.45.",
             "yellow",
         )

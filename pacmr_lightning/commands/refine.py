@@ -43,7 +43,7 @@ def refine(
     run: str,
     output: str | None = None,
     labels: Labels = "soft",
-    share: float | None = None,
+    noise_rate: float | None = None,
     beta: float | None = None,
     scorer: Scorer | None = None,
     checkpoint: str = "last",
@@ -65,7 +65,7 @@ def refine(
             is right. "weights": observed labels, weighted by it. "drop": without suspected label errors.
             "flip": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
             cross-fitted u, from easy to difficult; it needs ``--scorer dpo``.
-        share: noise rate, if known; default: the audit's estimate, else an upper bound of at most 0.45. Too
+        noise_rate: known value; default: the audit's estimate, else an upper bound of at most 0.45. Too
             high a rate costs little of the gain, too low a rate most of it. With a given rate, the second
             pass also runs on uninformative scores.
         beta: DPO's temperature in the second pass; default: the first run's. Soft labels raise the KL to the
@@ -75,7 +75,7 @@ def refine(
         micro_batch_size: pairs per forward pass with gradients in the audit; default: as in training.
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
         decisions: file of manual decisions, as in ``pacmr audit``: they fix labels, and those on the random
-            sample give the noise rate unless ``share`` does.
+            sample give the noise rate unless ``noise_rate`` does.
         anyway: also refine a run whose policy did not move.
 
     Returns:
@@ -92,7 +92,7 @@ def refine(
             "without them."
         )
     folder = Path(output) if output else folder_beside(run, "refined")
-    asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
+    asked = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
     asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
@@ -110,8 +110,8 @@ def refine(
         scorer,
         str(audited),
         checkpoint,
-        share=share,
-        fallback_share=SAFE_SHARE,
+        noise_rate=noise_rate,
+        fallback_noise_rate=SAFE_SHARE,
         micro_batch_size=micro_batch_size,
         decisions=decisions,
     )

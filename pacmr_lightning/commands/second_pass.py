@@ -95,7 +95,7 @@ def audit_first(
     if kept is None and needs_rate and found.noise_rate is None:
         raise UserError(
             f"Random labels would fit the scores of {found.findings.scorer} as well, so they may carry no "
-            f"information; use another --scorer, a run that has learned more than {run}, or --share "
+            f"information; use another --scorer, a run that has learned more than {run}, or --noise_rate "
             f"{SAFE_SHARE} to train anyway."
         )
     write_json(folder / record, asked)

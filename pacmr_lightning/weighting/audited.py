@@ -63,7 +63,7 @@ class AuditedWeights(Weighting):
         if right.isna().any():
             raise UserError(
                 f"The audit {self.audit} could not estimate the noise rate, so it has no "
-                "probabilities; audit again with --share (0.45 if unknown), with another "
+                "probabilities; audit again with --noise_rate (0.45 if unknown), with another "
                 "--scorer, or a run that has learned more."
             )
         if self.hard:

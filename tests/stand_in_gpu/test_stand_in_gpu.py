@@ -112,8 +112,8 @@ def test_a_fit(method, options, words, gpu):
 
 def test_an_audit(words, gpu):
     cli.main([*words, "--config", "methods/dpo", "--trainer.default_root_dir", "run"])
-    cli.main(["audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "here"])
-    done = gpu("audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "there")
+    cli.main(["audit", "run", "--scorer", "policy", "--noise_rate", "0.3", "--output", "here"])
+    done = gpu("audit", "run", "--scorer", "policy", "--noise_rate", "0.3", "--output", "there")
     assert done.returncode == 0, done.stderr[-3000:]
     here, there = (pd.read_parquet(Path(name, "pairs.parquet")).set_index("id") for name in ("here", "there"))
     assert (here["u"] - there["u"].reindex(here.index)).abs().max() < 1e-4

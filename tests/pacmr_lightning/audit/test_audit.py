@@ -307,7 +307,7 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
 
 
 def test_the_policy_itself_with_a_known_share(run):
-    table = audit(run, "policy", share=0.3)
+    table = audit(run, "policy", noise_rate=0.3)
     assert table["u"].is_monotonic_increasing and table["p_wrong"].is_monotonic_decreasing
     # P(wrong | u) = sigmoid(logit(eps) - k u) of a policy with this k, on average over what k may be.
     p = table["p_wrong"][table["u"].abs() > 0.01]
@@ -370,7 +370,7 @@ def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
     trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
 
     monkeypatch.chdir(tmp_path)
-    table = audit(run, "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
+    table = audit(run, "policy", noise_rate=0.3, cleaned="cleaned.jsonl", action="drop")
     dropped = int(table["suggested"].eq("flip").sum())
     rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
     written = read_lines("cleaned.jsonl")
@@ -441,7 +441,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--top -1", "top is -1"),
         ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
         ("--label_studio /dev/null/x.json", "label_studio is /dev/null/x.json, but /dev/null is a file"),
-        ("--share 0.5", "share is 0.5"),
+        ("--noise_rate 0.5", "share is 0.5"),
         ("--push_cleaned me/pairs", "push_cleaned is given without cleaned"),
         ("--private", "private is given without push_cleaned"),
         ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),

@@ -24,7 +24,7 @@ def exports(finished, tmp_path_factory):
     run = shutil.copytree(finished, tmp_path_factory.mktemp("exports") / "run")
     for name, merged in (("adapter", []), ("whole", ["--merged"])):
         cli.main(["export", str(run), str(run.with_name(name)), *merged])
-    table = audit(run, "policy", share=0.3).set_index("id")
+    table = audit(run, "policy", noise_rate=0.3).set_index("id")
     return run.parent, table["u"].where(table["observed"] == "chosen", -table["u"])
 
 
@@ -39,7 +39,7 @@ def exported(exports, tmp_path, monkeypatch):
 
 def options(run, **changed):
     source = {"source": "Files", "source.train": str(run.parent / "train.jsonl")}
-    words = {**source, "beta": "1.0", "output": "found", "share": "0.3", **changed}
+    words = {**source, "beta": "1.0", "output": "found", "noise_rate": "0.3", **changed}
     return [word for name, value in words.items() if value is not None for word in (f"--{name}", value)]
 
 
@@ -73,7 +73,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
     write_lines(path, rows)
     # Four words are enough: the scorer of a base model is a probe.
-    cli.main(["audit", model, "--data", str(path), "--output", "found", "--share", "0.25"])
+    cli.main(["audit", model, "--data", str(path), "--output", "found", "--noise_rate", "0.25"])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
@@ -102,7 +102,9 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
     assert "Preference pairs of train.jsonl after a label audit" in card
-    assert "pacmr audit adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
+    assert (
+        "pacmr audit adapter --source Files ... --output found --beta 1.0 --noise_rate 0.3 --cleaned" in card
+    )
 
 
 def by_one_word(number: int, wrong: bool) -> dict:
@@ -159,7 +161,7 @@ def test_a_name_that_is_no_file_is_a_dataset():
 
 def test_from_python(finished, train_file, tmp_path):
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
-    found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
+    found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, noise_rate=0.3))
     assert found.noise_rate == 0.3 and found.statement == "Noise rate: 30.0%, as given."
     pd.testing.assert_frame_equal(
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False

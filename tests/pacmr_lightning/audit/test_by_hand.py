@@ -74,7 +74,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     count = sum(audit.wrong[row["id"]] for row in audit.drawn)
     sample = pd.read_csv(audit.folder / "sample.csv").iloc[0]
     assert (sample["wrong"], sample["right"]) == (count, SAMPLE - count)
-    assert sample["share"] == pytest.approx(count / SAMPLE)
+    assert sample["noise_rate"] == pytest.approx(count / SAMPLE)
     assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
     assert not sample["contradicts"] and sample["own_low"] < sample["own"] < sample["own_high"]
     share = f"{count / SAMPLE:.1%}"
@@ -87,7 +87,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     sure = {row["id"]: SURE[row["decision"]] for row in rows}
     assert kept["p_wrong"][list(sure)].to_dict() == sure
     assert kept["decision"].dropna().to_dict() == {row["id"]: row["decision"] for row in rows}
-    told = audit(share=count / SAMPLE)
+    told = audit(noise_rate=count / SAMPLE)
     assert told["p_wrong"].between(0, 1, inclusive="neither").all()
     rest = [name for name in table.index if name not in sure]
     pd.testing.assert_series_equal(table["p_wrong"][rest], told["p_wrong"][rest])
@@ -97,7 +97,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 def test_a_sample_that_disagrees(audit, capsys):
     rows = [row | {"decision": "swap" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
-    audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
+    audit(decisions=audit.decide("other.jsonl", rows), noise_rate=0.25)
     said = " ".join(capsys.readouterr().out.split())
     assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
     assert "25.0%, as given" in said and "The audit uses" not in said

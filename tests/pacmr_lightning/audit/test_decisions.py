@@ -62,7 +62,7 @@ def test_what_it_says_beside_the_audit():
     assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
     given = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
     assert not far.contradicts(given), "a share that was given is no estimate"
-    table = far.table(own)[["wrong", "share", "own", "contradicts"]]
+    table = far.table(own)[["wrong", "noise_rate", "own", "contradicts"]]
     assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
     assert SampleEstimate(0, 0, 1, 0).sentences(own, None) == []
 

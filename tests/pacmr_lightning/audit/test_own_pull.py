@@ -110,7 +110,7 @@ def test_a_checkpoint_of_the_middle(loaded, monkeypatch):
 def test_memorised_labels(run, loaded):
     found, module, data, updates = loaded
     assert own_pull(module, data, found, updates) is None
-    table = audit(run, "policy", fallback_share=0.45)
+    table = audit(run, "policy", fallback_noise_rate=0.45)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
     page = (run / "audit/report.html").read_text()
     assert "0.45 is assumed" in page and "so the noise rate is likely to be higher" in page
@@ -122,19 +122,19 @@ def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):
     monkeypatch.setattr(scored_pairs, "own_pull", lambda *_: 0.0)
     monkeypatch.setattr(NoiseRate, "identified", property(lambda self: self.known))
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.2))
-    table = audit(run, "policy", fallback_share=0.45)
+    table = audit(run, "policy", fallback_noise_rate=0.45)
     page = (run / "audit/report.html").read_text()
     assert "0.2 is assumed, the upper bound from the pairs with the largest |u| (below the" in page
     assert table["p_wrong"].mean() < 0.25
     monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.5))
-    audit(run, "policy", fallback_share=0.45)
+    audit(run, "policy", fallback_noise_rate=0.45)
     assert "0.45 is assumed." in (run / "audit/report.html").read_text()
 
 
 def test_a_known_share_falls_back_to_u(run, monkeypatch):
     """Where nothing is left of u without what labels add, what they have added is all there is."""
     monkeypatch.setattr(scored_pairs, "own_pull", lambda *_: 1e3)
-    table = audit(run, "policy", share=0.1)
+    table = audit(run, "policy", noise_rate=0.1)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
 
 
@@ -173,7 +173,7 @@ def test_a_run_finds_the_share_of_its_own_wrong_labels(tmp_path, monkeypatch):
     summary = json.loads(Path("dpo/summary.json").read_text())
     truth = summary["counts"]["train"]["flipped"] / 6400
     assert methods["expected"][0] == pytest.approx(truth, abs=3 * methods["expected_stderr"][0])
-    table = audit("dpo", "policy", share=truth)  # an error of the share is an error of every probability
+    table = audit("dpo", "policy", noise_rate=truth)  # an error of the share is an error of every probability
     flipped, p = table["flipped"].astype(bool), table["p_wrong"]
     for part in np.array_split(np.argsort(p), 8):
         assert flipped.iloc[part].mean() == pytest.approx(p.iloc[part].mean(), abs=0.05)

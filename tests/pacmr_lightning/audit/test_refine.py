@@ -152,7 +152,7 @@ def test_going_on(refined, tmp_path, capsys):
 
 @pytest.mark.parametrize("labels", ["weights", "drop", "flip"])
 def test_what_suspects_are_used_for(labels, first):
-    refine(str(first), str(first.with_name(labels)), labels=labels, share=0.3, beta=2.0)
+    refine(str(first), str(first.with_name(labels)), labels=labels, noise_rate=0.3, beta=2.0)
     folder = first.with_name(labels)
     assert config_of(folder)["model"]["init_args"]["objective"]["init_args"]["beta"] == 2.0
     assert USES[labels].items() <= config_of(folder)["model"]["init_args"]["weighting"]["init_args"].items()
@@ -318,12 +318,14 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
         return replace(estimate_noise_rate(*asked, **options), separates=False)
 
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", coin_flips)
-    with pytest.raises(UserError, match=r"Random labels would fit the scores of policy .* --share 0\.45"):
+    with pytest.raises(
+        UserError, match=r"Random labels would fit the scores of policy .* --noise_rate 0\.45"
+    ):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "--share RATE if you know it, else --share 0.45" in printed
+    assert "--noise_rate RATE if you know it, else --noise_rate 0.45" in printed
     assert not (first.with_name("first-refined") / "refine.json").exists()
-    refine(str(first), share=0.3)
+    refine(str(first), noise_rate=0.3)
     assert "random labels would fit these scores as well" in " ".join(capsys.readouterr().out.split())
     assert (first.with_name("first-refined") / "summary.json").exists()
 
@@ -332,7 +334,7 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     ("words", "message"),
     [
         (["nowhere"], "nowhere/config.yaml does not exist; name the folder of a run"),
-        (["{run}", "--share", "0.7"], "share is 0.7, but a noise rate is above 0 and below 0.5"),
+        (["{run}", "--noise_rate", "0.7"], "share is 0.7, but a noise rate is above 0 and below 0.5"),
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
         (["{run}", "--output", "{run}"], "already holds another run; name another with --output"),

@@ -99,7 +99,7 @@ COMMANDS = {
     "clean-meta": [*WORLD, "--output", "meta.jsonl", "--n", "8"],
     "analyze": ["run"],
     "audit": ["run"],
-    "refine": ["run", "--share", "0.3"],
+    "refine": ["run", "--noise_rate", "0.3"],
     "compare": ["run", "--figure", "runs.png"],
     "export": ["run", "exported"],
     "configs": [],
