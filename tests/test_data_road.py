@@ -83,7 +83,7 @@ def test_a_full_disk(base, tmp_path, forked):
     errors, status = run(60_000)
     lines = [line for line in errors.splitlines() if line.startswith("pacmr: ")]
     assert status == 2 and len(lines) == 1, errors[-2000:]
-    assert "The disk is full" in lines[0] and "run it again" in lines[0]
+    assert "The disk is full" in lines[0] and "run the command again" in lines[0]
     assert "Traceback" not in errors and not Path("runs").exists()
     errors, status = run(10**9)
     assert status == 0, errors[-2000:]

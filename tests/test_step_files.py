@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs/architecture.md"
 OTHERS = {
     "meta_gradient/per_pair_gradients.py": {"pair_losses", "_kept"},
     "numerics.py": {"wide"},
-    "ranks.py": {"sum_over_ranks", "several_ranks"},
+    "ranks.py": {"sum_over_ranks", "several_ranks", "ranks"},
     "strategies/sharding.py": {"is_sharded", "shape"},
     "strategies/deepspeed.py": {"set_gradient"},
     "metrics.py": {"reward_values", "_share_above_zero", "update", "_metrics", "add"},

@@ -244,7 +244,7 @@ def _table(
         "measured on a GPU. On a CPU, measured: a tiny model's parameters and AdamW's state (equal) and "
         "activations (within 11%)."
     )
-    table = Table(box=SIMPLE_HEAD, caption=caption)
+    table = Table(box=SIMPLE_HEAD, caption=caption, pad_edge=False, padding=(0, 1, 0, 0))
     columns = [name for name in vars(next(iter(found["ddp"].values()))[0]) if name != "host"]
     decisions = ("recomputed", *(["pairs kept"] if vnet else []))
     for name in ("strategy", "devices", *columns, "total", "host", *decisions):

@@ -226,7 +226,7 @@ def test_second_load_comes_from_the_cache(tldr, monkeypatch):
 def test_errors(tldr, hh, tmp_path):
     with pytest.raises(UserError, match=r"split 'nothing' of the dataset .*tldr cannot be loaded"):
         TLDR(tldr, validation_split="nothing").load("validation")
-    with pytest.raises(UserError, match=r"split 'train' of the dataset .*none cannot be loaded"):
+    with pytest.raises(UserError, match=r"The dataset folder .*none does not exist"):
         HubPreferences(str(tmp_path / "none")).load("train")
     with pytest.raises(UserError, match="subsets names 'helpful'; choose from harmless-base"):
         AnthropicHH(hh, ["helpful"])

@@ -114,7 +114,7 @@ def test_mask_files(found, tmp_path, ending):
     noise = NoiseFromMask(str(path))
     assert noise.flips(found, 1) == mask and noise.rate is None
     assert noise.flips(plain(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
-    with pytest.raises(UserError, match=r"says nothing of 1 of the 3 training pairs, 'other' for one"):
+    with pytest.raises(UserError, match=r"lacks 1 of the 3 training pairs, 'other' for one"):
         noise.flips(plain([*IDS[:2], "other"]), 1)
 
 
@@ -374,7 +374,7 @@ def test_eta_is_needed(noise):
 @pytest.mark.parametrize("share", [-0.1, 0, 0.5, 1, float("nan")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_that_are_none(kind, share):
-    with pytest.raises(UserError, match=f"share is {share}, but the expected share of flipped labels"):
+    with pytest.raises(UserError, match=f"share is {share}, but the expected noise rate"):
         KINDS[kind](share)
 
 

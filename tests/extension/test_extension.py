@@ -219,7 +219,7 @@ def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path, monk
 def test_tools_of_a_run(run, inside, capsys):
     cli.main(["audit", run, "--cleaned", "cleaned.jsonl", "--action", "drop"])
     said = " ".join(capsys.readouterr().err.split())
-    assert "on purpose (my_preferences.LengthBias {'strength': 0.6})" in said
+    assert "injected label noise (my_preferences.LengthBias {'strength': 0.6})" in said
     assert 0 < len(Path("cleaned.jsonl").read_text().splitlines()) <= 80
     cli.main(["export", run, "exported"])
     card = Path("exported", "README.md").read_text()
@@ -295,7 +295,7 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
     line = said("--model.weighting", "my_preferences.SLiC")
     assert "model.weighting: my_preferences.SLiC is no Weighting; choose one of" in line
     line = said("--model.weighting", "odd_weighting.Half")
-    assert "odd_weighting.Half leaves an abstract method of its base class out; define it, or" in line
+    assert "odd_weighting.Half lacks an abstract method of its base class; define it, or" in line
     assert "margin is 0" in said("--model.objective", "my_preferences.SLiC", "--model.objective.margin", "0")
     line = said("--model.weighting", "odd_weighting.Odd")
     assert "Odd.update is called with pairs, meta, learning_rate and peak, but takes other arguments" in line

@@ -62,7 +62,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
-        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected share of flipped labels"),
+        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected noise rate"),
         ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
         ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),

@@ -183,7 +183,7 @@ def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
     }.items():
         with pytest.raises(UserError, match=message):
             BackTranslation(str(tmp_path / name), translators[1]).parts("Hello.")
-    with pytest.raises(UserError, match=r"backward is '.*nowhere'"):
+    with pytest.raises(UserError, match=r"backward: The model folder .*nowhere does not exist"):
         _ = BackTranslation(translators[0], str(tmp_path / "nowhere")).settings
 
 

@@ -108,7 +108,7 @@ def test_the_table(run, capsys):
     means = [f"{100 * row[name]:.2f}" for name in ("coverage", "clean_accuracy", "direction_agreement")]
     assert cells == ["tiny", "24", f"{row['l1']:.4f}", "0.5", *means]
     notes = " ".join("\n".join(lines[5:]).split())
-    assert "trained on flipped labels (noise_rate 0.3)" in notes and "after 3 updates" in notes
+    assert "trained with injected noise (noise_rate 0.3)" in notes and "after 3 updates" in notes
     assert "23 from the data, 1 by rules" in notes
     assert "without an augmented prompt, excluded: 8 pairs" in notes
     printed = capsys.readouterr().out
@@ -202,7 +202,7 @@ def refused(arguments, capsys):
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
         *(([f"--{n}", v], f"{n} is {v}") for n, v in (("pairs", "25"), ("seed", "-1"))),
         (["--augmentations", "nowhere.parquet"], "There is no file nowhere.parquet"),
-        (["--augmentations", "any.parquet", "--split", "validation"], "reads it for training pairs only"),
+        (["--augmentations", "any.parquet", "--split", "validation"], "it is for training pairs only"),
     ],
 )
 def test_bad_options(options, message, run, capsys, tmp_path):

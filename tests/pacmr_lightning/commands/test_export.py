@@ -215,7 +215,7 @@ def test_another_checkpoint_and_another_dtype(trained, tmp_path):
         assert ((merged[name].double() - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-7).all()
     assert moved == 14
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
-    assert "not of these weights" in (out / "README.md").read_text()
+    assert "on the validation pairs after update" in (out / "README.md").read_text()
 
 
 def test_a_run_in_bfloat16(trained, tmp_path, monkeypatch):
@@ -388,7 +388,7 @@ def test_bad_input(run, trained, tmp_path, capsys):
     """What is said of runs that cannot be read: test_analyze.py, of the same code."""
     out = tmp_path / "out"
     before = sorted(tmp_path.iterdir())
-    assert "dtype is float16, but an adapter" in refused([run, out, "--dtype", "float16"], capsys)
+    assert "dtype is float16, but adapters are float32" in refused([run, out, "--dtype", "float16"], capsys)
     assert f"out is {run}, which exists and is not an empty folder" in refused([run, run], capsys)
     assert "config.yaml, which exists" in refused([run, run / "config.yaml"], capsys)
     assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)
@@ -445,7 +445,7 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
     first = next(iter(checkpoint["state_dict"].values()))
     first.fill_(1e6)
     torch.save(checkpoint, run / LAST)
-    assert "too large for torch.float16" in refused(
+    assert "overflows torch.float16" in refused(
         [run, tmp_path / "out", "--merged", "--dtype", "float16"], capsys
     )
     first.fill_(torch.nan)

@@ -254,7 +254,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
 def test_what_a_run_refuses(fit):
     with pytest.raises(UserError, match="margin_evolution, margin_fluctuation, which need earlier visits"):
         fit("short", ALL, epochs=1)
-    with pytest.raises(UserError, match="features is u and entropy, but VNetSurfaces draws two different"):
+    with pytest.raises(UserError, match="features is u and entropy, but VNetSurfaces needs two different"):
         fit("surfaces", TRIPLE, callbacks=[VNetSurfaces(features=("u", "entropy"))], epochs=1)
     for features in ((), ("u", "u"), ("u", "length")):
         with pytest.raises(UserError, match="VNet needs one or more different ones of delta, u, perplexity"):

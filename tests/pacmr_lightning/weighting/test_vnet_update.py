@@ -419,7 +419,7 @@ def test_starts():
 
 def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
     policy = make_policy()
-    with pytest.raises(UserError, match="take clean_meta out"):
+    with pytest.raises(UserError, match="remove clean_meta"):
         SoftPromptConsistency().gradient(policy, BETA, make_batch(3), None)
     with pytest.raises(UserError, match="as clean_meta"):
         CleanPreference().gradient(policy, BETA, make_batch(3, augmented=True), None)
