@@ -48,7 +48,7 @@ class AuditOptions:
         noise_rate: known value, for example from a reviewed sample; default: estimated, which fails if
             the policy has learned too little.
         fallback_noise_rate: value to assume if the estimate fails or would be too low because the policy has
-            memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and
+            memorised its labels. It is lowered to the upper bound from the pairs with the largest absolute u, and
             not used for uninformative scores, unlike ``noise_rate``.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
