@@ -68,8 +68,6 @@ def comparison_table(runs: list[str]) -> Table:
 
 def _cell(form: str, summary: dict[str, Any]) -> str:
     known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
-    if not known.get("noise_rate"):
-        known.pop("noise_rate", None)  # 0% would read as "no label is wrong", which nobody knows
     try:
         return form.format_map(known)
     except KeyError:
