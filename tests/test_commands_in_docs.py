@@ -18,7 +18,7 @@ from pacmr_lightning.commands.fit import parser_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "research").rglob("*.md"))
+PAGES += [ROOT / "benchmarks/README.md", *sorted((ROOT / "research").rglob("*.md"))]
 NOTEBOOK = ROOT / "examples/noisy_labels.ipynb"
 VALUES = {"$method": "dpo", "$seed": "1", "$HOST": "node1"}
 VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl"}

@@ -246,8 +246,8 @@ def test_what_travels(tmp_path, monkeypatch, capsys):
 
 def test_the_commands_of_the_page(gpu_first):
     """Each is bash, short enough to be sent, and names stages that there are."""
-    section = (BENCHMARKS.parent / "docs/performance.md").read_text().partition("## One GPU\n")[2]
-    commands = [block.partition("```")[0] for block in section.partition("\n## ")[0].split("```bash\n")[1:]]
+    section = (BENCHMARKS / "README.md").read_text().partition("## One GPU\n")[2]
+    commands = [block.partition("```")[0] for block in section.split("```bash\n")[1:]]
     assert len(commands) == 5
     stages = []
     for command in commands:

@@ -10,6 +10,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("research/**/*.md"),
         *ROOT.glob(".github/**/*.md"),
     ]

@@ -48,8 +48,8 @@ class AuditOptions:
         noise_rate: known value, for example from a reviewed sample; default: estimated, which fails if
             the policy has learned too little.
         fallback_noise_rate: value to assume if the estimate fails or would be too low because the policy has
-            memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and
-            not used for uninformative scores, unlike ``noise_rate``.
+            memorised its labels. It is lowered to the upper bound from the pairs with the largest absolute u,
+            and not used for uninformative scores, unlike ``noise_rate``.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
         action: "drop" suspected label errors from the cleaned file, or "flip" (swap) their labels. Default:
