@@ -205,10 +205,10 @@ def conclude(
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspected label errors, unless decided by hand."""
-    suspects = set(table["id"][table["suggested"] == "flip"])
+    suspected = set(table["id"][table["suggested"] == "swap"])
     action = options.action or ("drop" if options.decided is None else None)
-    drop = suspects if action == "drop" else set()
-    swap = suspects if action == "flip" else set()
+    drop = suspected if action == "drop" else set()
+    swap = suspected if action == "swap" else set()
     if options.decided is None:
         return drop, swap
     keep, wrong, out = map(options.decided.named, ("keep", "swap", "drop"))
