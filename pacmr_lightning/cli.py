@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -172,7 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"pacmr-lightning {version('pacmr-lightning')}")
         sys.exit(0)
     if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
-        stop(f"Unknown command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
+        near = get_close_matches(words[0], (*RUNS, *TOOLS), n=1)
+        advice = f"did you mean {near[0]}? Commands are" if near else "choose one of"
+        stop(f"Unknown command {words[0]}; {advice} {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")

@@ -115,7 +115,7 @@ def audit(
         "noise_rate": result.noise_rate,
         "assumed": rate.assumed,
     }
-    record |= {name: getattr(options, name) for name in _DECISIVE}
+    record["options"] = _decisive(options)
     record["checkpoint"] = _digest(run, options)
     write_json(folder / RECORD, record)
     return result
@@ -131,7 +131,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads((Path(run) / AUDIT / RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    same = all(record.get(name) == getattr(options, name) for name in _DECISIVE)
+    same = record.get("options") == _decisive(options)
     of_scorer = options.scorer in (None, record["scorer"])
     known = record["noise_rate"] is not None and not record["assumed"]
     if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
@@ -141,6 +141,10 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     for name in (*TABLES, "report.html", RECORD):
         shutil.copyfile(Path(run) / AUDIT / name, folder / name)
     return record
+
+
+def _decisive(options: AuditOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _DECISIVE}
 
 
 def _digest(run: str, options: AuditOptions) -> str | None:

@@ -251,7 +251,8 @@ def test_an_alias_of_a_command(capsys):
 
 
 def test_unknown_command(capsys):
-    assert "Unknown command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
+    assert "Unknown command fitt; did you mean fit? Commands are fit, validate," in fails(capsys, ["fitt"])
+    assert "Unknown command x; choose one of fit, validate," in fails(capsys, ["x"])
 
 
 def test_as_a_module(capsys, monkeypatch):
