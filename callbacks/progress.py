@@ -124,7 +124,7 @@ class LogProgress(Callback):
         self._began = self._printed = time.monotonic()
         if trainer.is_global_zero:
             print(
-                f"Generating responses to {self._batches:,} batches of prompts ...",
+                f"Generating responses to {self._batches:,} batch{'es' * (self._batches != 1)} of prompts ...",
                 file=sys.stderr,
                 flush=True,
             )

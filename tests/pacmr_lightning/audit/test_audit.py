@@ -441,7 +441,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--top -1", "top is -1"),
         ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
         ("--label_studio /dev/null/x.json", "label_studio is /dev/null/x.json, but /dev/null is a file"),
-        ("--noise_rate 0.5", "share is 0.5"),
+        ("--noise_rate 0.5", "noise_rate is 0.5"),
         ("--push_cleaned me/pairs", "push_cleaned is given without cleaned"),
         ("--private", "private is given without push_cleaned"),
         ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),
