@@ -123,8 +123,9 @@ class LogProgress(Callback):
         self._batches = int(sum(trainer.num_predict_batches))
         self._began = self._printed = time.monotonic()
         if trainer.is_global_zero:
+            batches = f"{self._batches:,} batch{'es' * (self._batches != 1)}"
             print(
-                f"Generating responses to {self._batches:,} batches of prompts ...",
+                f"Generating responses to {batches} of prompts ...",
                 file=sys.stderr,
                 flush=True,
             )

@@ -228,6 +228,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                     "them, or use pacmr audit with a model, which takes any pairs."
                 )
             if self.trainer is not None:
+                self._training_stream()  # refuses too few pairs before the model is loaded
                 rank_zero_info(self._epoch_line())
                 self._warn_of_rules()
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
@@ -285,8 +286,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
 
     def _training_pairs(self) -> TokenizedPairs:
         found, rows, counts = self._read("train")
-        if self._rewords and self.augmentations is None:
-            self._by_rules = sum(view is None for view in found["augmented_prompt"][:])
         ids = rows["id"][:]
         swapped = None
         if self.noise is not None:
@@ -313,6 +312,11 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
+        if self._rewords and self.augmentations is None:
+            views = zip(found["id"][:], found["augmented_prompt"][:], strict=True)
+            own = {name for name, view in views if view is not None}
+            names = pairs.rows["id"][:]
+            self._by_rules = sum(names[i] not in own for i in pairs.with_augmented_prompt)
         self._announce(self.source.name, "train", found, counts)
         return pairs
 
@@ -376,9 +380,13 @@ class PreferenceDataModule(Recorded, LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:
         """Return ``TrainingBatch`` of this rank, from the trainer's global step on."""
+        batches = self._training_stream()
+        return self._loader(batches, lambda: 0 if self.trainer is None else self.trainer.global_step)
+
+    def _training_stream(self) -> TrainingStream:
         assert self.train_pairs is not None, "The training pairs are there after setup."
         rank, world_size = self._ranks
-        batches = TrainingStream(
+        return TrainingStream(
             self.train_pairs,
             self.global_batch_size,
             seed=self.seed,
@@ -389,7 +397,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             rank=rank,
             world_size=world_size,
         )
-        return self._loader(batches, lambda: 0 if self.trainer is None else self.trainer.global_step)
 
     def val_dataloader(self) -> DataLoader[PairBatch]:
         """Return ``PairBatch`` of this rank, validation pairs in their own order."""

@@ -80,12 +80,15 @@ class RowsBySplit(ABC):
             new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
             desc="Splitting",
         )
-        is_validation = hashes.with_format("numpy")["hash"][:] < self.splits.fraction
+        found = hashes.with_format("numpy")["hash"][:]
+        is_validation = found < self.splits.fraction
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
             raise UserError(
                 f"No {split} rows are left of {self.splits.train} at validation_fraction "
-                f"{self.splits.fraction}; change the fraction or give validation rows."
+                f"{self.splits.fraction}, by which its {len(np.unique(found)):,} distinct prompts are split; "
+                f"{'raise' if split == 'validation' else 'lower'} --data.source.validation_fraction, or give "
+                "--data.source.validation FILE."
             )
         return rows.select(kept, keep_in_memory=True)
 

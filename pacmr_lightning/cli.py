@@ -11,8 +11,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from .command_line.exceptions import sentence, stop
 from .command_line.output import only_results
@@ -81,6 +83,8 @@ NO_BARS = {
 }
 """For a log file: no bars of libraries, and a line of tqdm every half minute."""
 
+_with_place = warnings.formatwarning
+
 LET_SPEAK = 5
 """Seconds that other ranks wait for rank 0 to report a common error."""
 
@@ -91,12 +95,18 @@ def _prepare_libraries() -> None:
     os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
+    warnings.formatwarning = _format_warning
     lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if not lightning.filters:
         lightning.addFilter(lambda record: not record.getMessage().startswith(TALK))
     if not sys.stderr.isatty():
         for name, value in NO_BARS.items():
             os.environ.setdefault(name, value)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    """Return a warning to users without its place in the code."""
+    return f"Warning: {message}\n" if category is UserWarning else _with_place(message, category, *place)
 
 
 def _let_rank_0_speak() -> None:
@@ -136,13 +146,18 @@ def _help_of(command: str) -> str:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Disable garbage collection, which takes a fifth of the import time."""
+    """Disable garbage collection, which takes a fifth of the import time; later ones skip what was imported.
+
+    Else the one at the end of the process takes two seconds.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            if not gc.get_freeze_count():
+                gc.freeze()
             gc.enable()
 
 
@@ -158,7 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"pacmr-lightning {version('pacmr-lightning')}")
         sys.exit(0)
     if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
-        stop(f"Unknown command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
+        near = get_close_matches(words[0], (*RUNS, *TOOLS), n=1)
+        advice = f"did you mean {near[0]}? Commands are" if near else "choose one of"
+        stop(f"Unknown command {words[0]}; {advice} {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")

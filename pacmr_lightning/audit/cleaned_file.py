@@ -88,7 +88,7 @@ def upload(
         "## What the audit did",
         f"{pairs.dropped:,} pairs were dropped, and {pairs.swapped:,} labels swapped."
         f"{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of {len(findings.pairs):,} "
-        f"audited pairs {findings.suspects:,} are suspected label errors: P(wrong) is above "
+        f"audited pairs {findings.suspected:,} are suspected label errors: P(wrong) is above "
         f"{findings.threshold:g} by {NAMES[findings.scorer]}.",
         f"Noise rate before: {rate_in_words(findings.rate)}.",
         f"```bash\n{command}\n```",

@@ -24,7 +24,7 @@ class Findings:
 
     pairs: pd.DataFrame
     """By rank: ``last_pass`` with ``cross_fit_u``, ``p_wrong`` (NaN if the rate is not identified),
-    ``suggested`` ("keep" or "flip") and ``rank``.
+    ``suggested`` ("keep" or "swap") and ``rank``.
     """
     scorer: Scorer
     threshold: float
@@ -43,14 +43,14 @@ class Findings:
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
         """Name and (N,) mask by rank of suspected label errors, else of labels against the scorer."""
-        if self.suspects:
-            return "suspected label errors", self.pairs["suggested"].eq("flip").to_numpy()
+        if self.suspected:
+            return "suspected label errors", self.pairs["suggested"].eq("swap").to_numpy()
         return "contradicted labels", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
 
     @property
-    def suspects(self) -> int:
+    def suspected(self) -> int:
         """Number of suspected label errors."""
-        return int((self.pairs["suggested"] == "flip").sum())
+        return int((self.pairs["suggested"] == "swap").sum())
 
 
 def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float, varies: bool) -> Findings:
@@ -68,18 +68,18 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
         rates[name] = replace(rate_by(pairs, name, known), assumed=rate.assumed)
     wrong = {name: _wrong(pairs, name, found) for name, found in rates.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
-    suspects = {name: p > threshold for name, p in wrong.items()}
-    ranked["suggested"] = np.where(suspects[scorer], "flip", "keep")
+    suspected = {name: p > threshold for name, p in wrong.items()}
+    ranked["suggested"] = np.where(suspected[scorer], "swap", "keep")
     methods = [
         Detector(
             NAMES[name],
             -pairs[SCORES[name]].to_numpy(),
-            suspects[name],
+            suspected[name],
             *((found.rate, found.stderr) if found.identified else ()),
         )
         for name, found in rates.items()
     ]
-    number = int(suspects[scorer].sum())
+    number = int(suspected[scorer].sum())
     # Without a policy u is the probe's.
     if scorer != "probe" or not pairs["u"].equals(pairs["probe_u"]):
         methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
@@ -114,7 +114,7 @@ class Detector:
     name: str
     suspicion: np.ndarray
     """(N,) score, higher for more suspected labels."""
-    suspects: np.ndarray
+    suspected: np.ndarray
     expected: float = np.nan
     """Its own noise rate; NaN if it has none."""
     stderr: float = np.nan
@@ -122,9 +122,9 @@ class Detector:
 
 def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
     """Return a detector without its own threshold that marks the ``number`` highest scores."""
-    suspects = np.zeros(len(suspicion), dtype=bool)
-    suspects[np.argsort(-suspicion, kind="stable")[:number]] = True
-    return Detector(name, suspicion, suspects)
+    suspected = np.zeros(len(suspicion), dtype=bool)
+    suspected[np.argsort(-suspicion, kind="stable")[:number]] = True
+    return Detector(name, suspicion, suspected)
 
 
 def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector | None:
@@ -142,9 +142,9 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector
         return None
     first = expit(np.where(turned, -u, u))
     probabilities = np.stack([first, 1 - first], axis=1)
-    suspects = find_label_issues(turned, probabilities, n_jobs=1)
+    suspected = find_label_issues(turned, probabilities, n_jobs=1)
     joint = estimate_joint(turned, probabilities)
-    return Detector(name, -u, suspects, float(1 - np.trace(joint)))
+    return Detector(name, -u, suspected, float(1 - np.trace(joint)))
 
 
 def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.DataFrame:
@@ -157,15 +157,15 @@ def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.Dat
     both = 0 < truth.sum() < len(truth)
     rows = []
     for method in methods:
-        score, suspects = method.suspicion[known], method.suspects[known]
-        hits = (truth & suspects).sum()
+        score, suspected = method.suspicion[known], method.suspected[known]
+        hits = (truth & suspected).sum()
         rows.append(
             {
                 "method": method.name,
-                "suspects": int(method.suspects.sum()),
+                "suspected": int(method.suspected.sum()),
                 "expected": method.expected,
                 "expected_stderr": method.stderr,
-                "precision": hits / suspects.sum() if suspects.any() else np.nan,
+                "precision": hits / suspected.sum() if suspected.any() else np.nan,
                 "recall": hits / truth.sum() if truth.any() else np.nan,
                 "auroc": roc_auc_score(truth, score) if both else np.nan,
                 "average_precision": average_precision_score(truth, score) if both else np.nan,

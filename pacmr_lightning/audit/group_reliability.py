@@ -23,16 +23,16 @@ def group_reliability(
     Each group has its own eps, and all share one k: the group mean of P(wrong) would be shrunk towards the
     overall rate. With a given overall rate, k is the one it implies. ``u`` is the score of the estimate.
 
-    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspects``, ``suspect_share``, ``expected``
-    (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped`` (fraction of known
-    labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
+    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``suspected_share``,
+    ``expected`` (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped``
+    (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
         frame = pd.DataFrame(
             {
                 "group": pairs[grouping].astype("string"),
-                "suspect": pairs["suggested"].eq("flip"),
+                "suspect": pairs["suggested"].eq("swap"),
                 "known": pairs["flipped"].astype("Float64"),
             }
         )
@@ -43,8 +43,8 @@ def group_reliability(
         numbers = frame.groupby("group", dropna=False, sort=True)
         table = numbers.agg(
             pairs=("suspect", "size"),
-            suspects=("suspect", "sum"),
-            suspect_share=("suspect", "mean"),
+            suspected=("suspect", "sum"),
+            suspected_share=("suspect", "mean"),
             flipped=("known", "mean"),
             **learned,
         ).reset_index()
@@ -53,7 +53,7 @@ def group_reliability(
             table.insert(4 + place, name, values)
         table.insert(0, "grouping", grouping)
         tables.append(
-            table.sort_values(["expected", "suspect_share", "pairs"], ascending=False, kind="stable")
+            table.sort_values(["expected", "suspected_share", "pairs"], ascending=False, kind="stable")
         )
     return pd.concat(tables, ignore_index=True)
 

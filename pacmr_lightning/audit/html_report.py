@@ -73,7 +73,7 @@ def html_report(
         _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))
         for i, name in enumerate(sample, 1)
     ]
-    suspects = [
+    suspected = [
         _article(row, texts[name], False, _suspect_facts(row)) | {"verdict": _verdict(row)}
         for name, row in listed.items()
         if name not in set(sample)
@@ -107,7 +107,7 @@ def html_report(
         },
         sample=drawn,
         identified=findings.rate.identified,
-        suspects=suspects,
+        suspected=suspected,
         fold=FOLD,
         style=Markup(_part("report.css")),
         # Only this script runs, whatever a row contains.
@@ -119,7 +119,7 @@ def html_report(
 
 def verdict(findings: Findings) -> str:
     """Return the audit's result in two plain sentences: the noise rate, and which pairs to look at."""
-    pairs, rate, suspects = findings.pairs, findings.rate, findings.suspects
+    pairs, rate, suspected = findings.pairs, findings.rate, findings.suspected
     if not rate.identified:
         return (
             f"The noise rate of these {len(pairs):,} labels cannot be estimated from the scores, so there "
@@ -127,8 +127,8 @@ def verdict(findings: Findings) -> str:
         )
     how = "Assumed" if rate.assumed else "Given" if rate.known else "Estimated"
     between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
-    said = f"{how} noise rate: {rate.rate:.1%}{between}. {suspects:,} of {len(pairs):,} labels are suspected "
-    said += "errors, the most suspected first."
+    said = f"{how} noise rate: {rate.rate:.1%}{between}. {suspected:,} of {len(pairs):,} labels are "
+    said += "suspected errors, the most suspected first."
     if known := int(pairs["flipped"].notna().sum()):
         wrong = int(pairs["flipped"].sum())
         said += f" (Known to be wrong: {wrong:,} of {known:,}, {wrong / known:.1%}.)"
@@ -153,8 +153,7 @@ def _facts(row: Any, place: str, *more: str) -> str:
 def _suspect_facts(row: Any) -> str:
     facts = []
     if not pd.isna(row.p_wrong):
-        suggestion = "swap" if row.suggested == "flip" else "keep"
-        facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {suggestion}"]
+        facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {row.suggested}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")
@@ -189,7 +188,7 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
         if not pd.isna(row.expected_stderr):
             expected += f" ± {row.expected_stderr:.1%}"
         values = (row.precision, row.recall, row.auroc, row.average_precision) if known else ()
-        rows.append([row.method, f"{row.suspects:,}", expected, *(_number(v, "{:.3f}") for v in values)])
+        rows.append([row.method, f"{row.suspected:,}", expected, *(_number(v, "{:.3f}") for v in values)])
     notes, names = [], methods["method"].tolist()
     if "loss" in names:  # a probe without a policy has no loss
         alone = names[0] == "u"
@@ -214,8 +213,8 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
         cells = [
             row.group,
             f"{row.pairs:,}",
-            f"{row.suspects:,}",
-            f"{row.suspect_share:.1%}",
+            f"{row.suspected:,}",
+            f"{row.suspected_share:.1%}",
             _number(row.expected, "{:.1%}"),
             "–" if pd.isna(row.low) else f"{row.low:.1%} to {row.high:.1%}",
         ]
@@ -247,8 +246,8 @@ def _traits_table(traits: pd.DataFrame) -> _Table | None:
         rows.append(
             [
                 "chosen is the longer" if row.kind == "length" else name,
-                f"{row.suspects:,}",
-                share_of(row.in_suspects),
+                f"{row.suspected:,}",
+                share_of(row.in_suspected),
                 f"{row.others:,}",
                 share_of(row.in_others),
                 f"{100 * row.difference:+.0f}",

@@ -15,7 +15,7 @@ from ..runs.model_card import public
 from .decisions import Decisions, read_decisions
 from .scorers import Scorer
 
-Action = Literal["drop", "flip"]
+Action = Literal["drop", "swap"]
 BETA = 0.1
 MAX_LENGTH = 1024
 OF_A_RUN = ("checkpoint", "micro_batch_size")
@@ -52,7 +52,7 @@ class AuditOptions:
             and not used for uninformative scores, unlike ``noise_rate``.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
-        action: "drop" suspected label errors from the cleaned file, or "flip" (swap) their labels. Default:
+        action: "drop" suspected label errors from the cleaned file, or "swap" their responses. Default:
             drop, or with ``decisions`` only what was decided.
         sample: number of random pairs at the top of the report, without the audit's results; decisions on
             them estimate the noise rate.

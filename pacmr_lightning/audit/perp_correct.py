@@ -255,7 +255,7 @@ class Rounds:
         labels = {
             "id": pairs.rows["id"][:],
             "observed": np.where(pairs.swapped, "rejected", "chosen"),
-            "suggested": np.where(wrong, "flip", "keep"),
+            "suggested": np.where(wrong, "swap", "keep"),
             "p_wrong": wrong.astype(float),
             "posterior": mixture.wrong(d),
             "d": d,

@@ -115,7 +115,7 @@ def audit(
         "noise_rate": result.noise_rate,
         "assumed": rate.assumed,
     }
-    record |= {name: getattr(options, name) for name in _DECISIVE}
+    record["options"] = _decisive(options)
     record["checkpoint"] = _digest(run, options)
     write_json(folder / RECORD, record)
     return result
@@ -131,7 +131,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads((Path(run) / AUDIT / RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    same = all(record.get(name) == getattr(options, name) for name in _DECISIVE)
+    same = record.get("options") == _decisive(options)
     of_scorer = options.scorer in (None, record["scorer"])
     known = record["noise_rate"] is not None and not record["assumed"]
     if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
@@ -141,6 +141,10 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     for name in (*TABLES, "report.html", RECORD):
         shutil.copyfile(Path(run) / AUDIT / name, folder / name)
     return record
+
+
+def _decisive(options: AuditOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _DECISIVE}
 
 
 def _digest(run: str, options: AuditOptions) -> str | None:
@@ -205,10 +209,10 @@ def conclude(
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspected label errors, unless decided by hand."""
-    suspects = set(table["id"][table["suggested"] == "flip"])
+    suspected = set(table["id"][table["suggested"] == "swap"])
     action = options.action or ("drop" if options.decided is None else None)
-    drop = suspects if action == "drop" else set()
-    swap = suspects if action == "flip" else set()
+    drop = suspected if action == "drop" else set()
+    swap = suspected if action == "swap" else set()
     if options.decided is None:
         return drop, swap
     keep, wrong, out = map(options.decided.named, ("keep", "swap", "drop"))

@@ -203,7 +203,7 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
     notes = []
     if noise:
         notes.append(
-            f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to flip can "
+            f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to swap can "
             "undo an injected flip."
         )
     counts = data.counts["train"]

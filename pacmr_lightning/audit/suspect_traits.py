@@ -25,7 +25,7 @@ FOLLOWED = 0.75
 """Fraction of labels that follow a shortcut; clean ones of the synthetic benchmark stay below it."""
 _BLOCK = 50
 COLUMNS = [
-    *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "difference", "low", "high"),
+    *("kind", "trait", "suspected", "others", "in_suspected", "in_others", "difference", "low", "high"),
     *("p", "p_adjusted", "in_all", "in_all_low", "in_all_high"),
 ]
 
@@ -39,8 +39,8 @@ def suspect_traits(
     applies to all pairs that have one. Prompts are the independent units, and p is adjusted by Benjamini and
     Hochberg.
 
-    Columns: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and ``others``
-    (pairs that differ in it), ``in_suspects`` and ``in_others`` (fractions with it), ``difference`` with 95%
+    Columns: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspected`` and ``others``
+    (pairs that differ in it), ``in_suspected`` and ``in_others`` (fractions with it), ``difference`` with 95%
     interval ``low`` to ``high``, ``p``, ``p_adjusted`` (NaN below ``LEAST``), ``in_all``, ``in_all_low``,
     ``in_all_high``.
     """
@@ -51,8 +51,8 @@ def suspect_traits(
         for kind, names, decides, has in blocks
     ]
     table = pd.concat(parts, ignore_index=True)
-    table = table[table["suspects"] + table["others"] >= 2 * LEAST]
-    tested = table[["suspects", "others"]].min(axis=1) >= LEAST
+    table = table[table["suspected"] + table["others"] >= 2 * LEAST]
+    tested = table[["suspected", "others"]].min(axis=1) >= LEAST
     table["p"] = table["p"].where(tested)
     table["p_adjusted"] = np.nan
     if tested.any():
@@ -132,11 +132,11 @@ def _compared(
     only = sparse.diags(suspect.astype(float))
     n, y = by_prompt @ decides, by_prompt @ has
     z, zy = by_prompt @ only @ decides, by_prompt @ only @ has
-    total, suspects, with_trait, both = (np.asarray(m.sum(0)).ravel() for m in (n, z, y, zy))
-    others = total - suspects
+    total, suspected, with_trait, both = (np.asarray(m.sum(0)).ravel() for m in (n, z, y, zy))
+    others = total - suspected
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean_z, mean_y = suspects / total, with_trait / total
-        shares = both / suspects, (with_trait - both) / others
+        mean_z, mean_y = suspected / total, with_trait / total
+        shares = both / suspected, (with_trait - both) / others
         scores = zy - y.multiply(mean_z) - z.multiply(mean_y) + n.multiply(mean_z * mean_y)
         independent = total * mean_z * (1 - mean_z) * mean_y * (1 - mean_y)
         variance = np.maximum(_squares(scores), independent)
@@ -151,7 +151,9 @@ def _compared(
         squares = [_squares(residual) for residual in residuals]
         (low_1, high_1), (low_2, high_2), (low_all, high_all) = (
             _wilson(share, size, square, prompts)
-            for share, size, square in zip((*shares, mean_y), (suspects, others, total), squares, strict=True)
+            for share, size, square in zip(
+                (*shares, mean_y), (suspected, others, total), squares, strict=True
+            )
         )
         # Pairs of a prompt are correlated if a prompt's pairs share a group.
         together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
@@ -162,9 +164,9 @@ def _compared(
     high = difference + _hypotenuse(high_1 - shares[0], shares[1] - low_2, correlation)
     return pd.DataFrame(
         {
-            "suspects": suspects.astype(int),
+            "suspected": suspected.astype(int),
             "others": others.astype(int),
-            "in_suspects": shares[0],
+            "in_suspected": shares[0],
             "in_others": shares[1],
             "difference": difference,
             "low": np.clip(low, -1, 1),

@@ -120,7 +120,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         cut = "" if findings.cut is None else f" ({score} below {findings.cut:.3g})"
         told.append(
             f"{said}. Labels with P(wrong) above {findings.threshold:g}{cut} are suspected label errors: "
-            f"{findings.suspects:,} of {len(findings.pairs):,}. The noise rate counts errors below the "
+            f"{findings.suspected:,} of {len(findings.pairs):,}. The noise rate counts errors below the "
             "threshold too, so the two differ."
         )
     else:
@@ -167,7 +167,7 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
         if row["kind"] == "length":
             which = f"the {'longer' if has else 'shorter'} response"
         said = (
-            f"Labels follow a shortcut: in {share_of(follows)} of {row['suspects'] + row['others']:,} pairs "
+            f"Labels follow a shortcut: in {share_of(follows)} of {row['suspected'] + row['others']:,} pairs "
             f"{_place(row)}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
             f"{share_of(max(ends))})"
         )
@@ -210,7 +210,7 @@ def share_of(share: float) -> str:
 
 def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame, doubted: str) -> str:
     said = (
-        f"{share_of(row['in_suspects'])} of the {doubted} have the {row['kind']} {row['trait']}, against "
+        f"{share_of(row['in_suspected'])} of the {doubted} have the {row['kind']} {row['trait']}, against "
         f"{share_of(row['in_others'])} of the other pairs"
     )
     [group] = groups[(groups["grouping"] == row["kind"]) & (groups["group"] == row["trait"])].itertuples()
@@ -225,12 +225,12 @@ def _trait_sentence(row: dict[Hashable, Any], doubted: str) -> str:
     more = row["difference"] > 0
     points = [100 * row[name] for name in ("difference", "low", "high")]
     size, low, high = points if more else (-points[0], -points[2], -points[1])
-    first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspects", "in_others"))
+    first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspected", "in_others"))
     said = "has it" if more else "lacks it"
     if row["kind"] == "length":
         said = f"is the {'longer' if more else 'shorter'} one"
     return (
-        f"Of the {row['suspects']:,} {doubted} {_place(row)}, the chosen response {said} in "
+        f"Of the {row['suspected']:,} {doubted} {_place(row)}, the chosen response {said} in "
         f"{share_of(first)}, against {share_of(second)} of the {row['others']:,} other pairs (difference "
         f"{size:.0f} points, 95% interval {low:.0f} to {high:.0f})."
     )

@@ -105,7 +105,7 @@ def _options(node: ast.stmt, file: Path) -> Iterator[_Option]:
         for field in node.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value:
                 name = field.target.id
-                kind, default = ast.unparse(field.annotation), ast.unparse(field.value)
+                kind, default = ast.unparse(field.annotation), _value(field.value, file)
                 yield _Option(name, kind, described.get(name, ""), default, file)
         return
     given = node.args

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..runs.hub_upload import check_repository
 
 _FORMS = {
-    "suspects": ("suspected", "{:,}"),
+    "suspected": ("suspected", "{:,}"),
     "expected": ("noise rate", "{:.1%}"),
     "precision": ("precision", "{:.2f}"),
     "recall": ("recall", "{:.2f}"),
@@ -80,7 +80,7 @@ def show(found: AuditResult) -> None:
     for name in columns:
         table.add_column(_FORMS[name][0], justify="right")
     for row in findings.methods.to_dict("records"):
-        if row["method"] != NAMES[findings.scorer] and not row["suspects"] and pd.isna(row["auroc"]):
+        if row["method"] != NAMES[findings.scorer] and not row["suspected"] and pd.isna(row["auroc"]):
             continue  # a score without a result
         cells = ("-" if pd.isna(row[name]) else _FORMS[name][1].format(row[name]) for name in columns)
         table.add_row(row["method"], *cells)

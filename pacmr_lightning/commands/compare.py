@@ -68,6 +68,8 @@ def comparison_table(runs: list[str]) -> Table:
 
 def _cell(form: str, summary: dict[str, Any]) -> str:
     known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
+    if not known.get("noise_rate"):
+        known.pop("noise_rate", None)  # nothing injected; the data's own noise rate is unknown, not 0
     try:
         return form.format_map(known)
     except KeyError:

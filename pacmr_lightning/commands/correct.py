@@ -90,7 +90,7 @@ def correct(
         table.to_csv(temporary, index=False)
     _show(table, len(pairs), folder)
     if cleaned is not None:
-        wrong = set(pairs["id"][pairs["suggested"] == "flip"])
+        wrong = set(pairs["id"][pairs["suggested"] == "swap"])
         print(write_cleaned_file(data.noise_flips, data.source, cleaned, set(), wrong).sentence)
     if not (folder / SUMMARY).exists():
         use = {

@@ -27,14 +27,14 @@ from .second_pass import (
     train_again,
 )
 
-Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
+Labels = Literal["soft", "weights", "drop", "swap", "easiest"]
 
 RECORD = "refine.json"
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
     "drop": {"soft_labels": False, "hard": True},
-    "flip": {"soft_labels": True, "hard": True},
+    "swap": {"soft_labels": True, "hard": True},
 }
 """Options of ``AuditedWeights``."""
 
@@ -63,7 +63,7 @@ def refine(
         output: folder of the second pass; default: the run's name with ``-refined``.
         labels: use of P(wrong). "soft": soft labels, each order of a pair weighted by the probability that it
             is right. "weights": observed labels, weighted by it. "drop": without suspected label errors.
-            "flip": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
+            "swap": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
             cross-fitted u, from easy to difficult; it needs ``--scorer dpo``.
         noise_rate: known value; default: the audit's estimate, else an upper bound of at most 0.45. Too
             high a rate costs little of the gain, too low a rate most of it. With a given rate, the second

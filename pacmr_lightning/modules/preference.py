@@ -230,7 +230,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             rank_zero_info(
                 f"VNet: {size:,} parameters beside the module's, trained by module.vnet_optimizer "
                 f"({type(self.vnet_optimizer).__name__}, {self.vnet_optimizer.param_groups[0]['lr']:g}); "
-                f"policy updates between two of its own: {self.weighting.every}."
+                f"one of its updates every {self.weighting.every} policy updates."
             )
         check_adapter(self.policy.adapter())
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long

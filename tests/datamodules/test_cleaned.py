@@ -1,4 +1,4 @@
-"""Cleaned data: the input's format, order and columns, with suspects dropped or exchanged."""
+"""Cleaned data: the input's format, order and columns, with suspected errors dropped or exchanged."""
 
 import json
 

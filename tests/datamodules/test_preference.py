@@ -278,6 +278,11 @@ def test_wrong_options(data, option, value, named):
         data(**{option: value})
 
 
+class WithoutModel(Recorder):
+    def setup(self, stage):
+        raise AssertionError("Data should be refused before a model is loaded.")
+
+
 def test_data_that_does_not_suffice(trainer, data):
     for options, message in (
         ({"global_batch_size": 47}, "Only 46 training pairs are left.*global_batch_size, which is 47"),
@@ -285,7 +290,7 @@ def test_data_that_does_not_suffice(trainer, data):
         ({"max_length": 5}, "None of the 46 pairs"),
     ):
         with pytest.raises(UserError, match=message):
-            trainer(max_steps=1).fit(Recorder(), data(**options))
+            trainer(max_steps=1).fit(WithoutModel(), data(**options))
     with pytest.raises(UserError, match="overfit_batches is 2"):
         trainer(max_steps=1, overfit_batches=2).fit(Recorder(), data())
 

@@ -93,6 +93,10 @@ def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows
         UserWarning, match=r"12 prompts of some\.jsonl with rule-based rewording.*pacmr augment"
     ):
         make(some, trainer)
+    unchanged = [row | {"prompt": f"Colours, {i}?"} for i, row in enumerate(pair_rows(5))]
+    some = Files(write_rows([*rows, *unchanged], "more.jsonl"), write_rows(rows[:4], "validation.jsonl"))
+    with pytest.warns(UserWarning, match=r"VNet learns from 12 prompts of more\.jsonl"):
+        make(some, trainer)
     prompts = [row["prompt"] for row in pair_rows(30)]
     with warnings.catch_warnings(action="error"):
         make(some)

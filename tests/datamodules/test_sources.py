@@ -49,7 +49,10 @@ def test_wrong_options(write_rows, pair_rows, kind):
             kind(path, validation_fraction=fraction)
     with pytest.raises(UserError, match=f"has no effect beside the validation rows of {path}"):
         kind(path, path, validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"No validation rows are left of .* at validation_fraction 1e-09"):
+    with pytest.raises(
+        UserError,
+        match=r"No validation rows .* at validation_fraction 1e-09, .* \d+ distinct prompts .* raise",
+    ):
         kind(path, validation_fraction=1e-9).load("validation")
     with pytest.raises(UserError, match="pairs is 0"):
         EmbeddedWorld(pairs=0)

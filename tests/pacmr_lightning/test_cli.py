@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -250,7 +251,8 @@ def test_an_alias_of_a_command(capsys):
 
 
 def test_unknown_command(capsys):
-    assert "Unknown command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
+    assert "Unknown command fitt; did you mean fit? Commands are fit, validate," in fails(capsys, ["fitt"])
+    assert "Unknown command x; choose one of fit, validate," in fails(capsys, ["x"])
 
 
 def test_as_a_module(capsys, monkeypatch):
@@ -319,3 +321,12 @@ def test_what_a_run_says(tmp_path, tiny_llama, monkeypatch):
     for talk in ("Tip", "FLOPs", "TPU", "Tokenizing", "Loading weights", "Warning"):
         assert talk not in said, talk
     assert len(said.splitlines()) < 30, said
+
+
+def test_warnings_to_users_have_no_place_in_the_code(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    cli.main(["configs"])
+    as_shown = [
+        warnings.formatwarning("It is so.", kind, "f.py", 3, "g()") for kind in (UserWarning, FutureWarning)
+    ]
+    assert as_shown == ["Warning: It is so.\n", "f.py:3: FutureWarning: It is so.\n  g()\n"]

@@ -121,9 +121,9 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
     names = pd.Series({row["id"]: row["annotator"] for row in world_rows(PAIRS, 0)})[table.index]
     for name in ("a0", "a1", "a2"):
         assert (
-            traits.loc[name, "suspects"] == against.sum() and traits.loc[name, "others"] == (~against).sum()
+            traits.loc[name, "suspected"] == against.sum() and traits.loc[name, "others"] == (~against).sum()
         )
-        assert traits.loc[name, "in_suspects"] == pytest.approx((names == name)[against].mean())
+        assert traits.loc[name, "in_suspected"] == pytest.approx((names == name)[against].mean())
     rows = {row["id"]: row for row in as_trained(run)}
     for word in traits.index[traits["kind"] == "word"]:
         first, second = (
@@ -131,8 +131,8 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
             for side in ("chosen", "rejected")
         )
         decided = against & (first != second)
-        assert traits.loc[word, "suspects"] == decided.sum()
-        assert traits.loc[word, "in_suspects"] == pytest.approx(first[decided].mean())
+        assert traits.loc[word, "suspected"] == decided.sum()
+        assert traits.loc[word, "in_suspected"] == pytest.approx(first[decided].mean())
     assert (traits["kind"] == "word").sum() >= 5, "words were compared"
     assert "contradicted labels" in " ".join(capsys.readouterr().out.split())
     page = (run / "audit/report.html").read_text()
@@ -338,28 +338,28 @@ def three_suspects(monkeypatch):
 
     def three_suspects(*arguments):
         found = real(*arguments)
-        found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "flip", "keep")
+        found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "swap", "keep")
         return found
 
     monkeypatch.setattr(pipeline, "find", three_suspects)
 
 
-@pytest.mark.parametrize("action", ["drop", "flip"])
+@pytest.mark.parametrize("action", ["drop", "swap"])
 def test_cleaned(action, run, tmp_path, capsys, three_suspects):
     table = audit(run, cleaned=str(tmp_path / "clean.jsonl"), action=action)
-    suspects = set(table["id"][:3])
+    suspected = set(table["id"][:3])
     expected = []
     for row in as_trained(run):
-        if row["id"] not in suspects:
+        if row["id"] not in suspected:
             expected.append(row)
-        elif action == "flip":
+        elif action == "swap":
             expected.append(row | {"chosen": row["rejected"], "rejected": row["chosen"]})
     found = read_lines(tmp_path / "clean.jsonl")
     for name in ("id", "chosen", "rejected", "annotator"):
         assert [row[name] for row in found] == [row[name] for row in expected]
     shown = " ".join(capsys.readouterr().out.split())
     assert (
-        f"3 labels {'swapped' if action == 'flip' else 'dropped'}" in shown
+        f"3 labels {'swapped' if action == 'swap' else 'dropped'}" in shown
         and "without noise options" in shown
     )
 
@@ -371,7 +371,7 @@ def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     table = audit(run, "policy", noise_rate=0.3, cleaned="cleaned.jsonl", action="drop")
-    dropped = int(table["suggested"].eq("flip").sum())
+    dropped = int(table["suggested"].eq("swap").sum())
     rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
     written = read_lines("cleaned.jsonl")
     assert dropped > 0 and len(rows) == len(written) == len(table) - dropped

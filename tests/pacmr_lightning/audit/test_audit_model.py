@@ -52,17 +52,17 @@ def train_file(finished, run):
 @pytest.mark.parametrize("policy", ["adapter", "whole"])
 def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     base = None if policy == "adapter" else str(finished.parent / "model")
-    cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="flip")])
+    cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="swap")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
     np.testing.assert_allclose(table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
     assert table["annotator"].isin(["a0", "a1", "a2"]).all() and (table["observed"] == "chosen").all()
     before, after = read_lines(train_file), read_lines("cleaned.jsonl")
     assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)
-    suspects = set(table.index[table["suggested"] == "flip"])
-    assert suspects == set(table.index[table["p_wrong"] > 0.5])
+    suspected = set(table.index[table["suggested"] == "swap"])
+    assert suspected == set(table.index[table["p_wrong"] > 0.5])
     exchanged = [b["chosen"] != a["chosen"] for b, a in zip(before, after, strict=True)]
-    assert sum(exchanged) == len(suspects)
+    assert sum(exchanged) == len(suspected)
     page = Path("found/report.html").read_text()
     assert "Scores are u of" in page and "so the noise rate is likely to be higher" in page
 

@@ -114,16 +114,16 @@ def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
     pd.testing.assert_series_equal(table["p_wrong"][rest], plain["p_wrong"][rest])
 
 
-@pytest.mark.parametrize("action", [None, "drop", "flip"])
+@pytest.mark.parametrize("action", [None, "drop", "swap"])
 def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
-    suspects = plain.index[plain["suggested"] == "flip"].tolist()
+    suspected = plain.index[plain["suggested"] == "swap"].tolist()
     others = plain.index[plain["suggested"] == "keep"].tolist()
     words = ("keep", "swap", "drop", "unsure")
-    decided = {names[i]: word for names in (suspects, others) for i, word in enumerate(words)}
+    decided = {names[i]: word for names in (suspected, others) for i, word in enumerate(words)}
     path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
     cleaned = audit.folder / "cleaned.jsonl"
     audit(decisions=path, cleaned=str(cleaned), action=action)
-    done = dict.fromkeys(suspects if action else (), "drop" if action == "drop" else "swap")
+    done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []
     for i in range(N):
@@ -158,9 +158,9 @@ def test_a_sample_to_read(audit):
     table = audit(top=5, sample=7, label_studio=str(tasks))
     drawn = random_sample(audit.pairs["id"].tolist(), 7)
     found = [task["data"] for task in json.loads(tasks.read_text())]
-    suspects = [name for name in table.index[:5] if name not in drawn]
-    assert [task["pair"] for task in found] == [*drawn, *suspects]
-    assert [task["sample"] for task in found] == [True] * 7 + [False] * len(suspects)
+    suspected = [name for name in table.index[:5] if name not in drawn]
+    assert [task["pair"] for task in found] == [*drawn, *suspected]
+    assert [task["sample"] for task in found] == [True] * 7 + [False] * len(suspected)
     for task in found:
         row, swapped = row_of(int(task["pair"].removeprefix("pair-"))), audit.wrong[task["pair"]]
         sides = (row["rejected"], row["chosen"]) if swapped else (row["chosen"], row["rejected"])

@@ -144,7 +144,7 @@ def test_the_best_round_corrects_the_labels(corrected, first):
     d = pd.read_parquet(corrected / "rounds" / str(best["round"]) / "scores.parquet")["d"]
     assert pairs["id"].tolist() == [str(i) for i in range(PAIRS)] and (pairs["d"] == d).all()
     changed = pairs["d"] >= best["threshold"]
-    assert (pairs["suggested"].eq("flip") == changed).all() and (pairs["p_wrong"] == changed).all()
+    assert (pairs["suggested"].eq("swap") == changed).all() and (pairs["p_wrong"] == changed).all()
     flips = pd.read_parquet(first / "noise_mask.parquet").set_index("id")["flipped"][pairs["id"]].to_numpy()
     assert (pairs["observed"].eq("rejected") == flips).all()
     wrong = np.array([row["flipped"] for row in rows(PAIRS)]) ^ flips

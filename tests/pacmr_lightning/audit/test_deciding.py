@@ -31,12 +31,12 @@ def listed(tmp_path_factory):
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
     found = find_with(pairs, "vnet", 0.3)
     drawn = random_sample(pairs["id"].tolist(), 2)
-    suspects = [name for name in found.pairs["id"] if name not in drawn][:3]
-    texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspects]}
+    suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
+    texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
     page = html_report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
     folder = tmp_path_factory.mktemp("deciding")
     (folder / "report.html").write_text(page, encoding="utf-8")
-    return folder / "report.html", [*drawn, *suspects], pairs.set_index("id")["observed"]
+    return folder / "report.html", [*drawn, *suspected], pairs.set_index("id")["observed"]
 
 
 @pytest.fixture(scope="module")

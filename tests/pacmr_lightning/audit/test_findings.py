@@ -18,11 +18,11 @@ def table(flags, methods):
 
 def test_compare_by_hand():
     suspicion = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 9.0])
-    suspects = np.array([True, True, False, False, False, True])
-    method = Detector("m", suspicion, suspects, 0.4, 0.1)
+    suspected = np.array([True, True, False, False, False, True])
+    method = Detector("m", suspicion, suspected, 0.4, 0.1)
     found = table([True, False, True, False, False, None], [method]).loc["m"]
     # The last pair's truth is unknown: 2 of the 5 others are suspect, one of them and 2 in all are wrong.
-    assert found["suspects"] == 3 and found["precision"] == 0.5 and found["recall"] == 0.5
+    assert found["suspected"] == 3 and found["precision"] == 0.5 and found["recall"] == 0.5
     # Wrong ones at 5 and 3, right ones at 4, 2, 1: 5 of 6 comparisons are in order.
     assert found["auroc"] == pytest.approx(5 / 6)
     assert found["average_precision"] == pytest.approx((1 / 1 + 2 / 3) / 2)
@@ -32,12 +32,12 @@ def test_compare_by_hand():
 @pytest.mark.parametrize("flags", [[None] * 3, [False] * 3, [True] * 3])
 def test_nothing_to_divide_by(flags):
     found = table(flags, [same_number("m", np.arange(3.0), 0)]).loc["m"]
-    assert found["suspects"] == 0 and np.isnan(found["auroc"]) and np.isnan(found["precision"])
+    assert found["suspected"] == 0 and np.isnan(found["auroc"]) and np.isnan(found["precision"])
 
 
 def test_same_number():
     method = same_number("m", np.array([1.0, 3.0, 2.0, 3.0]), 2)
-    assert method.suspects.tolist() == [False, True, False, True]
+    assert method.suspected.tolist() == [False, True, False, True]
 
 
 def test_confident_learning():
@@ -45,9 +45,9 @@ def test_confident_learning():
     u, wrong, _ = scores(3000, 0.2, slope=1.0)
     ids = [f"pair-{i}" for i in range(len(u))]
     found = confident_learning("cleanlab", u, ids)
-    # u is surer of the right side than of the label, so it suspects too many, but not blindly.
-    assert wrong[found.suspects].mean() > 0.4
-    assert wrong[found.suspects].sum() / wrong.sum() > 0.5
+    # u is surer of the right side than of the label, so it suspected too many, but not blindly.
+    assert wrong[found.suspected].mean() > 0.4
+    assert wrong[found.suspected].sum() / wrong.sum() > 0.5
     assert 0.1 < found.expected < 0.45
     # One order for all pairs would be one class, with which it cannot work.
     assert confident_learning("cleanlab", u[:1], ids[:1]) is None
@@ -95,18 +95,18 @@ def test_findings(scorer):
     assert score.is_monotonic_increasing and found.pairs["rank"].tolist() == list(range(1, len(pairs) + 1))
     # Suspects are the first ranks, on one side of the cut and of the threshold.
     assert found.pairs["p_wrong"].is_monotonic_decreasing
-    suspect = found.pairs["suggested"] == "flip"
+    suspect = found.pairs["suggested"] == "swap"
     assert (suspect == (found.pairs["p_wrong"] > 0.5)).all() and (suspect == (score < found.cut)).all()
-    assert 0 < found.suspects < len(pairs)
+    assert 0 < found.suspected < len(pairs)
     assert found.pairs["p_wrong"].mean() == pytest.approx(found.rate.rate, abs=0.01)
     methods = found.methods["method"].tolist()
     assert methods[0] == ("weight" if scorer == "vnet" else "cross-fitted u") and {"loss", "u"} < set(methods)
     assert found.methods["precision"].gt(0.6).sum() >= 4
     stricter = find_with(pairs, scorer, threshold=0.8)
-    assert 0 < stricter.suspects < found.suspects
+    assert 0 < stricter.suspected < found.suspected
 
 
 def test_nothing_is_suspect_where_the_share_is_not_identified():
     found = find_with(frame(rate=0.0), "vnet")
-    assert not found.rate.identified and found.suspects == 0 and found.cut is None
+    assert not found.rate.identified and found.suspected == 0 and found.cut is None
     assert found.pairs["p_wrong"].isna().all() and found.pairs["u"].is_monotonic_increasing

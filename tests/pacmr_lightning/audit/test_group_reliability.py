@@ -45,7 +45,7 @@ def world(rates, sizes, seed=0, spreads=None, known=None, column="annotator", re
         {
             column: np.repeat([f"a{i}" for i in range(len(rates))], sizes),
             "prompt": prompts,
-            "suggested": np.where(p > 0.5, "flip", "keep"),
+            "suggested": np.where(p > 0.5, "swap", "keep"),
             "flipped": pd.array(wrong, dtype="boolean"),
             "p_wrong": p,
         }
@@ -63,11 +63,11 @@ def test_finds_each_annotators_share(known):
     assert (table["grouping"] == "annotator").all() and table["pairs"].tolist() == [1500] * 5
     by_group = pairs.groupby("annotator")
     np.testing.assert_allclose(table["flipped"].astype(float), by_group["flipped"].mean().astype(float))
-    np.testing.assert_allclose(table["suspects"], by_group["suggested"].apply(lambda s: s.eq("flip").sum()))
-    np.testing.assert_allclose(table["suspect_share"], table["suspects"] / 1500)
-    # Why it is not the mean of P(wrong), nor the share of suspects: both are drawn to the middle.
+    np.testing.assert_allclose(table["suspected"], by_group["suggested"].apply(lambda s: s.eq("swap").sum()))
+    np.testing.assert_allclose(table["suspected_share"], table["suspected"] / 1500)
+    # Why it is not the mean of P(wrong), nor the share of suspected: both are drawn to the middle.
     drawn = by_group["p_wrong"].mean()
-    assert drawn["a4"] < 0.35 and drawn["a0"] > 0.07 and table["suspect_share"]["a4"] < 0.33
+    assert drawn["a4"] < 0.35 and drawn["a0"] > 0.07 and table["suspected_share"]["a4"] < 0.33
 
 
 def test_intervals_cover():
@@ -113,5 +113,5 @@ def test_memorised_labels():
     assert told.identified and told.fit.refused
     found = group_reliability(pairs, u, told, 10)
     assert found[["expected", "low", "high"]].isna().all(axis=None)
-    assert found["suspects"].sum() == table["suspects"].sum()
+    assert found["suspected"].sum() == table["suspected"].sum()
     assert "contradict a given or assumed rate" in str(groups_table(found, False))

@@ -150,7 +150,7 @@ def test_going_on(refined, tmp_path, capsys):
         refine(str(run))
 
 
-@pytest.mark.parametrize("labels", ["weights", "drop", "flip"])
+@pytest.mark.parametrize("labels", ["weights", "drop", "swap"])
 def test_what_suspects_are_used_for(labels, first):
     refine(str(first), str(first.with_name(labels)), labels=labels, noise_rate=0.3, beta=2.0)
     folder = first.with_name(labels)

@@ -97,10 +97,10 @@ def test_hostile_text_is_text(page):
 
 
 def test_what_the_sample_does_not_say(page):
-    sample, _, suspects = page.partition("<h2>A random sample</h2>")[2].partition("most suspected labels")
-    assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspects
+    sample, _, suspected = page.partition("<h2>A random sample</h2>")[2].partition("most suspected labels")
+    assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspected
     for told in ("P(wrong)", "suggestion", "weight", "the label is"):
-        assert told not in sample and told in suspects
+        assert told not in sample and told in suspected
 
 
 def test_long_texts_are_folded(page):
@@ -122,7 +122,7 @@ def test_what_it_says():
     known = html_report(found, "runs/a", {}, [], nothing)
     said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
     assert said == verdict(found) and known.index(said) < known.index("<details>") < known.index("AUROC")
-    assert f"{found.suspects:,} of {len(found.pairs):,} labels are suspected errors" in said
+    assert f"{found.suspected:,} of {len(found.pairs):,} labels are suspected errors" in said
     assert f"Estimated noise rate: {found.rate.rate:.1%} (95% interval " in said
     assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 3,000" in said
     told = find_with(pairs, "dpo", 0.3)

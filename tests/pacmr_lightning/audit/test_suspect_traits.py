@@ -1,4 +1,4 @@
-"""What suspects have in common: planted words, lengths and annotators are found, and nothing else is."""
+"""What suspected have in common: planted words, lengths and annotators are found, and nothing else is."""
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ def texts(rng, n):
 
 
 def pairs_of(prompt, suspect, category=None):
-    suggested = np.where(suspect, "flip", "keep")
+    suggested = np.where(suspect, "swap", "keep")
     return pd.DataFrame({"prompt": prompt, "suggested": suggested, "category": category})
 
 
@@ -34,7 +34,7 @@ def world(n, rate, seed, prompts=None):
 
 
 def traits(pairs, chosen, rejected):
-    return suspect_traits(pairs, pairs["suggested"].eq("flip").to_numpy(), chosen, rejected)
+    return suspect_traits(pairs, pairs["suggested"].eq("swap").to_numpy(), chosen, rejected)
 
 
 def found(table):
@@ -43,7 +43,7 @@ def found(table):
 
 @pytest.mark.parametrize(("rate", "prompts"), [(0.02, None), (0.3, None), (0.1, 40)])
 def test_false_alarms(rate, prompts):
-    """Where nothing explains suspects, more than 6 of 40 audits say something with P below 0.3%."""
+    """Where nothing explains suspected, more than 6 of 40 audits say something with P below 0.3%."""
     alarms = 0
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
@@ -56,7 +56,7 @@ def test_false_alarms(rate, prompts):
 def test_pairs_of_a_prompt_are_not_independent():
     """Words that are right for some prompts and wrong for others: over prompts nothing is in common.
 
-    Each prompt has its own share of suspects with a word; on 20 prompts of 100 pairs the pairs alone would
+    Each prompt has its own share of suspected with a word; on 20 prompts of 100 pairs the pairs alone would
     speak for it.
     """
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_pairs_of_a_prompt_are_not_independent():
 
 def test_a_planted_word():
     rng, pairs, chosen, rejected = world(3000, 0.1, 1)
-    suspect = pairs["suggested"].eq("flip")
+    suspect = pairs["suggested"].eq("swap")
     there = rng.random(3000) < 0.5
     lacks = rng.random(3000) < np.where(suspect, 0.92, 0.12)
     for i in np.flatnonzero(there):
@@ -84,15 +84,15 @@ def test_a_planted_word():
     table = traits(pairs, chosen, rejected)
     row = table.iloc[0]
     assert found(table)["trait"].tolist() == ["golden", "wooden"] and row["kind"] == "word"
-    assert row["suspects"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
-    assert row["in_suspects"] == pytest.approx((~lacks)[suspect & there].mean())
+    assert row["suspected"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
+    assert row["in_suspected"] == pytest.approx((~lacks)[suspect & there].mean())
     assert row["in_others"] == pytest.approx((~lacks)[~suspect & there].mean())
     assert row["in_all"] == pytest.approx((~lacks)[there].mean())
-    assert row["difference"] == pytest.approx(row["in_suspects"] - row["in_others"])
+    assert row["difference"] == pytest.approx(row["in_suspected"] - row["in_others"])
     assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
-    first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
+    first, *_, last = traits_in_words(table, pd.DataFrame(), "suspected")
     share = f"{lacks[suspect & there].mean():.0%}"
-    assert f"Of the {row['suspects']} suspects with the word “golden” in only one response, " in first
+    assert f"Of the {row['suspected']} suspected with the word “golden” in only one response, " in first
     assert f"the chosen response lacks it in {share}, against" in first
     assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in last
 
@@ -118,7 +118,7 @@ def test_a_rule_that_labels_follow():
 
 
 def test_interval_of_a_group_with_prompts_of_its_own():
-    """Prompts have one category each, which their suspects and others share: no doubt of a difference."""
+    """Prompts have one category each, which their suspected and others share: no doubt of a difference."""
     rng = np.random.default_rng(6)
     prompt = np.repeat(np.arange(60), 50)
     group = np.where(prompt % 6 == 0, "a", "b")
@@ -138,30 +138,30 @@ def test_a_rule_on_few_prompts():
 
 def test_a_planted_length():
     _, pairs, chosen, rejected = world(2000, 0.15, 2)
-    suspect = pairs["suggested"].eq("flip")
+    suspect = pairs["suggested"].eq("swap")
     for i in np.flatnonzero(suspect):
         chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=len)
     table = traits(pairs, chosen, rejected)
-    assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
+    assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspected"] == 0
     assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
-    shown = traits_in_words(table, pd.DataFrame(), "suspects")
+    shown = traits_in_words(table, pd.DataFrame(), "suspected")
     assert "is the shorter one in 100%, against" in shown[0]
 
 
 def test_a_planted_annotator():
     rng, pairs, chosen, rejected = world(3000, 0.1, 3)
     bad = pairs["annotator"] == "a7"
-    pairs.loc[bad, "suggested"] = np.where(rng.random(bad.sum()) < 0.4, "flip", "keep")
+    pairs.loc[bad, "suggested"] = np.where(rng.random(bad.sum()) < 0.4, "swap", "keep")
     table = traits(pairs, chosen, rejected)
     assert found(table)[["kind", "trait"]].values.tolist() == [["annotator", "a7"]]
-    suspect = pairs["suggested"].eq("flip")
-    assert table["in_suspects"][0] == pytest.approx(bad[suspect].mean())
-    assert table["suspects"][0] == suspect.sum() and table["others"][0] == (~suspect).sum()
+    suspect = pairs["suggested"].eq("swap")
+    assert table["in_suspected"][0] == pytest.approx(bad[suspect].mean())
+    assert table["suspected"][0] == suspect.sum() and table["others"][0] == (~suspect).sum()
     groups = pd.DataFrame(
         {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
     )
-    [shown] = traits_in_words(table, groups, "suspects")
-    assert "of the suspects have the annotator a7, against" in shown
+    [shown] = traits_in_words(table, groups, "suspected")
+    assert "of the suspected have the annotator a7, against" in shown
     assert "its noise rate is 41% (95% interval 35% to 47%)" in shown
 
 
@@ -183,8 +183,8 @@ def test_nothing_to_compare():
     _, pairs, chosen, rejected = world(200, 0.0, 0)
     table = traits(pairs, chosen, rejected)
     assert table["p"].isna().all() and len(table) > 10 and table.columns.tolist() == COLUMNS
-    assert "too few suspects" in traits_in_words(table, pd.DataFrame(), "suspects")[0]
+    assert "too few suspected" in traits_in_words(table, pd.DataFrame(), "suspected")[0]
     _, pairs, chosen, rejected = world(300, 0.3, 0)
     silent = traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
     assert silent.empty or silent["kind"].tolist() == ["length"]
-    assert "None of" in traits_in_words(silent, pd.DataFrame(), "suspects")[0]
+    assert "None of" in traits_in_words(silent, pd.DataFrame(), "suspected")[0]

@@ -52,4 +52,5 @@ def test_types(tmp_path):
     page = tool_page("audit")
     assert "usage: pacmr audit RUN [options]" in page and "--source CLASS" in page
     assert "--scorer {vnet,dpo,policy,first_visit,probe}" in page
+    assert "checkpoints. [last]" in page
     assert "RUNS ..." in tool_page("compare")

@@ -177,8 +177,8 @@ analyze a --taus 0.6 x
     taus: expected a float, but got x.
 surfaces
     runs: missing;
-audit a --action flop
-    action: expected one of 'drop', 'flip' or null, but got flop; did you
+audit a --action swop
+    action: expected one of 'drop', 'swap' or null, but got swop; did you
 """
 
 

@@ -1,0 +1,29 @@
+"""Reuse of a run's audit by pacmr refine."""
+
+import json
+from types import SimpleNamespace
+
+from pacmr_lightning.audit import AuditOptions, audit, pipeline
+
+
+def test_an_audit_with_an_estimated_rate_is_reused_with_the_same_options(tmp_path, monkeypatch):
+    def conclude(scored, run, folder, options, command):
+        folder.mkdir(parents=True)
+        for name in (*pipeline.TABLES, "report.html"):
+            (folder / name).write_text("as found")
+        rate = SimpleNamespace(assumed=False)
+        return SimpleNamespace(noise_rate=0.27, findings=SimpleNamespace(rate=rate))
+
+    run, second = tmp_path / "run", tmp_path / "second"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    monkeypatch.setattr(pipeline, "score_run", lambda run, options: SimpleNamespace(scorer="policy"))
+    monkeypatch.setattr(pipeline, "conclude", conclude)
+    audit(run)
+    for other in ({"noise_rate": 0.3}, {"threshold": 0.6}, {"scorer": "probe"}):
+        assert pipeline.reuse(str(run), AuditOptions(output=str(second), **other)) is None
+    assert not second.exists()
+    found = pipeline.reuse(str(run), AuditOptions(output=str(second)))
+    assert found["noise_rate"] == 0.27 and (second / "pairs.csv").read_text() == "as found"
+    record = json.loads((second / "audit.json").read_text())
+    assert record["options"] == {"noise_rate": None, "threshold": 0.5, "decisions": None}
