@@ -76,7 +76,7 @@ SIZES = {
 """Two for trying, and Qwen2.5's."""
 PLAIN, SHARED, PACKED = "sdpa, separate", "sdpa, shared", f"{VARLEN}, packed_shared"
 COMPILED = "sdpa, shared, compiled", "flex_attention, shared", "flex_attention, shared, compiled"
-HALF_LORA = "sdpa, shared, LoRA in bf16"
+HALF_LORA, BOTH = f"{SHARED}, LoRA in bf16", f"{PACKED}, LoRA in bf16"
 """Ways to compute: attention, token layout, and whether layers are compiled, or LoRA in the base's dtype."""
 
 
@@ -313,7 +313,7 @@ def correct(place: Place) -> Measured:
     """Gradients, estimators and generation in this process, and whole runs in others beside it."""
     runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
     ways = Correctness(place, "small", 16, *DTYPES)
-    yield from ways.rows(PLAIN, SHARED, PACKED, HALF_LORA)
+    yield from ways.rows(PLAIN, SHARED, PACKED, HALF_LORA, BOTH)
     for dtype in DTYPES:
         yield f"estimators: {dtype}", partial(ways.estimators, dtype)
     yield "generation", ways.generation
@@ -477,21 +477,21 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours (padded, packed, LoRA in bf16) and TRL in turns, and PACMR-DPO; recomputed, then kept."""
+    """DPO of ours (padded; packed; packed with LoRA in bf16) and TRL in turns; PACMR-DPO."""
     of = timed(place, size)
 
     def turns(number: int, recomputed: bool) -> Measured:
         named = "recomputed" if recomputed else "activations kept"
         yield f"ours, {named}, turn {number}", partial(of.ours, recomputed, SHARED)
         yield f"ours, {named}; {PACKED}, turn {number}", partial(of.ours, recomputed, PACKED)
-        yield f"ours, {named}; {HALF_LORA}, turn {number}", partial(of.ours, recomputed, HALF_LORA)
+        yield f"ours, {named}; {BOTH}, turn {number}", partial(of.ours, recomputed, BOTH)
         yield f"TRL, {named}, turn {number}", partial(of.trl, recomputed)
 
     yield from turns(1, True)
     yield "ghost, 70% confident, gradients kept", partial(of.with_vnet, True)
     yield from turns(2, True)
     if size == "1.5B":
-        yield f"ghost, 70% confident, gradients kept; {HALF_LORA}", partial(of.with_vnet, True, HALF_LORA)
+        yield f"ghost, 70% confident, gradients kept; {BOTH}", partial(of.with_vnet, True, BOTH)
         yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         yield from turns(1, False)
         yield "profile", of.profiled

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -207,7 +208,7 @@ def test_what_is_right(tmp_path):
     found = measured("correct", "--output", tmp_path, "--seconds", 900)
     assert found.returncode == 0, found.stdout
     every = rows(tmp_path / "rows.jsonl")
-    assert len(every) == 15 and all(row.get("right", True) for row in every.values())
+    assert len(every) == 21 and all(row.get("right", True) for row in every.values())
     shared, plain = (every[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))
     assert 0 < shared["u"] <= 2 * plain["u"] and plain["DPO's gradient"] > 1e-4
 
@@ -257,3 +258,9 @@ def test_the_commands_of_the_page(gpu_first):
             words = line.partition("gpu_first.py ")[2].partition(" --")[0].split()
             stages += words if "--write" not in line else []
     assert stages == list(gpu_first.STAGES)
+    # Both commands, as the page says them, leave three of fifteen minutes for the machine's start.
+    said = re.findall(r"\| `(.+)` \| (\d+) \|", section)
+    assert {name: int(seconds) for name, seconds in said} == gpu_first.STAGES
+    said = re.findall(r"at most (\d+) seconds, (\d+) of them to install", section)
+    whole, installed = (sum(map(int, column)) for column in zip(*said, strict=True))
+    assert whole == sum(gpu_first.STAGES.values()) + installed < 720

@@ -12,6 +12,7 @@ from rich.table import Table
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..errors import UserError, check_at_least
+from ..policy.mixed_precision_lora import LoraDtype
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import (
     GIB,
@@ -52,6 +53,7 @@ def memory(
     vnet: bool = True,
     devices: list[int] | None = None,
     quantization: AskedQuantization | None = None,
+    lora_compute_dtype: LoraDtype = "float32",
     pairs: int | None = None,
     global_batch_size: int = 32,
     every: int = 10,
@@ -79,14 +81,16 @@ def memory(
         gradient_checkpointing: recompute activations in backward; "auto" decides by ``device_memory``.
         device_memory: free GiB per device before the run, 78 on an H100 or A100 of 80 GB; it also decides
             whether VNet's update keeps per-pair gradients.
-        layout: "shared" computes a prompt once for both responses, "separate" twice.
-        micro_batch_size: pairs in one forward pass.
+        layout: "shared" computes a prompt once for both responses ("packed_shared" as well), "separate" twice
+            ("packed" as well).
+        micro_batch_size: pairs in one forward pass; with ``micro_batch_tokens``, as many as fit its tokens.
         prompt_tokens: tokens of each prompt.
         response_tokens: tokens of each response.
         logit_chunk: positions whose logits are computed at a time.
         vnet: learned weights (PACMR-DPO, MWN-DPO).
         devices: numbers of processes; default: 1, 4 and 8.
         quantization: "4bit" or null; 4 bits exclude DeepSpeed's strategies.
+        lora_compute_dtype: "base" keeps LoRA's inputs for backward in the base's dtype.
         pairs: training pairs of one epoch; shows the operations of the whole run.
         global_batch_size: pairs per update, over all devices.
         every: policy updates per VNet update.
@@ -127,7 +131,7 @@ def memory(
     flops: dict[bool, PairFlops] = {}
     activations: dict[bool, float] = {}
     for recomputed in (False, True) if gradient_checkpointing == "auto" else (gradient_checkpointing,):
-        policy = build(model_config(model), rank, target_modules, getattr(torch, dtype))
+        policy = build(model_config(model), rank, target_modules, getattr(torch, dtype), lora_compute_dtype)
         computed = {"shared": layout == "shared", "gradient_checkpointing": recomputed}
         # Before activation_bytes, which replaces the parameters on the meta device by fake ones.
         flops[recomputed] = pair_flops(policy, **lengths, **computed)

@@ -459,6 +459,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             "attn_implementation": policy.attn_implementation,
             "layout": policy.layout,
             "compile": policy.compiles,
+            "lora_compute_dtype": policy.lora_compute_dtype,
         }
         found = {
             **own,

@@ -151,7 +151,7 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
     pairs = module.micro_batch_size or data.global_batch_size // trainer.world_size
     prompt, response = data.train_pairs.longest()
     if module.micro_batch_tokens is not None:
-        pairs = max(1, module.micro_batch_tokens // (prompt + 2 * response))
+        pairs = min(pairs, max(1, module.micro_batch_tokens // (prompt + 2 * response)))
     strategy = trainer.strategy
     zero = (
         (strategy.config or {}).get("zero_optimization") if isinstance(strategy, DeepSpeedStrategy) else None

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
@@ -23,8 +24,10 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ..errors import UserError, first_line
 from ..meta_gradient.step_pairs import affordable
 from ..policy import PolicyModel
+from ..policy.attention import is_flash
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
+from ..policy.mixed_precision_lora import HALF, LoraDtype, compute_in_base_dtype
 from ..policy.token_layout import PROMPT_ONCE
 
 GIB = 2**30
@@ -76,7 +79,11 @@ def model_config(model: str) -> PretrainedConfig:
 
 
 def build(
-    config: PretrainedConfig, rank: int, target_modules: str | list[str], dtype: torch.dtype
+    config: PretrainedConfig,
+    rank: int,
+    target_modules: str | list[str],
+    dtype: torch.dtype,
+    lora_compute_dtype: LoraDtype = "float32",
 ) -> PeftModel:
     """Return the policy as ``PolicyModel`` makes it, on the meta device."""
     with torch.device("meta"):
@@ -84,7 +91,10 @@ def build(
         base.requires_grad_(False)
         base.config.use_cache = False
         lora = LoraConfig(r=rank, target_modules=target_modules, lora_dropout=0.0, task_type="CAUSAL_LM")
-        return get_peft_model(base, lora)
+        policy = get_peft_model(base, lora)
+    if lora_compute_dtype == "base" and dtype == HALF:
+        compute_in_base_dtype(layer for layer in policy.modules() if isinstance(layer, LoraLayer))
+    return policy
 
 
 def four_bit_base(config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
@@ -217,14 +227,16 @@ def step_bytes(
     ``zero`` is DeepSpeed's ``zero_optimization``; None for a single device or DDP.
     """
     config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
-    model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
+    lora = policy.lora["r"], policy.lora["target_modules"]
+    model = build(config, *lora, policy.dtype, policy.lora_compute_dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
     activations = activation_bytes(
         model,
         pairs=pairs,
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
-        shared=policy.layout in PROMPT_ONCE,
+        # With FlashAttention, auto is packed.
+        shared=policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation),
         gradient_checkpointing=False,
         logit_chunk=policy.logit_chunk,
     )

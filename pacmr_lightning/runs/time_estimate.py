@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -77,7 +77,7 @@ def pair_flops(
     trained = [p for p in policy.parameters() if p.requires_grad]
 
     def count(gradient: bool) -> int:
-        counter = FlopCounterMode(display=False)
+        counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _in_place})
         with torch.device("meta"), counter, torch.set_grad_enabled(gradient):
             values = response_values(model, 1, prompt_tokens, response_tokens, shared, full_mask=True)
             if gradient:
@@ -88,6 +88,11 @@ def pair_flops(
         reference = count(False)
     hooked = model.dtype != torch.float32
     return PairFlops(reference, count(False), count(True), gradient_checkpointing, hooked)
+
+
+def _in_place(_: Any, a: torch.Size, b: torch.Size, **__: Any) -> int:
+    """Operations of ``addmm_``, LoRA's in the base's dtype, which torch's counter leaves out."""
+    return 2 * a[0] * a[1] * b[1]
 
 
 def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:

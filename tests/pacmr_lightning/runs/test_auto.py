@@ -55,7 +55,9 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
     policy = PolicyModel(folder, rank=8)
     whole, part = (step_bytes(policy, pairs, 96, 32, devices=1) for pairs in (8, 2))
     assert part < 0.5 * whole
-    for options, needed in (({}, whole), ({"micro_batch_size": 2}, part)):
+    # The longest pair has 160 tokens; no more than the device's 8 pairs run at once.
+    tokens = [({"micro_batch_tokens": 479}, part), ({"micro_batch_tokens": 9999}, whole)]
+    for options, needed in (({}, whole), ({"micro_batch_size": 2}, part), *tokens):
         fits, short = (needed / module.FREE * factor for factor in (1.01, 0.99))
         assert decided(fits, **options)[:2] == (False, False)
         checkpointed, written, said = decided(short, **options)
@@ -82,6 +84,17 @@ def test_ranks_decide_alike(decided, folder, monkeypatch):
     needed = step_bytes(PolicyModel(folder, rank=8), 8, 96, 32, devices=1)
     monkeypatch.setattr(module, "max_over_ranks", lambda value, device: max(value, -int(0.5 * needed)))
     assert decided(1e12)[0] is True
+
+
+def test_what_a_policy_does(folder):
+    """LoRA in bf16 keeps less for backward; with FlashAttention each response has a prompt of its own."""
+
+    def needed(**options):
+        return step_bytes(PolicyModel(folder, rank=8, dtype="bfloat16", **options), 8, 96, 32, devices=1)
+
+    assert needed(lora_compute_dtype="base") < 0.9 * needed()
+    assert needed(layout="packed_shared") == needed(layout="shared") == needed()
+    assert needed(attn_implementation="flash_attention_2") == needed(layout="packed") > 1.1 * needed()
 
 
 def test_parts_of_a_model(decided, folder, monkeypatch):

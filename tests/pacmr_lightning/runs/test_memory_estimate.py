@@ -40,11 +40,13 @@ def peak_of_allocations(run) -> int:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_activations(folder, shared, gradient_checkpointing, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "lora"), [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "base")]
+)
+def test_activations(folder, shared, gradient_checkpointing, dtype, lora):
     options = {"gradient_checkpointing": gradient_checkpointing, "logit_chunk": CHUNK}
     layout = "shared" if shared else "separate"
-    policy = PolicyModel(folder, rank=8, dtype=dtype, layout=layout, **options)
+    policy = PolicyModel(folder, rank=8, dtype=dtype, layout=layout, lora_compute_dtype=lora, **options)
     policy.build()
     generator = torch.Generator().manual_seed(0)
 
@@ -60,7 +62,7 @@ def test_activations(folder, shared, gradient_checkpointing, dtype):
     run()
     real = peak_of_allocations(run)
     sizes = {"pairs": PAIRS, "prompt_tokens": PROMPT, "response_tokens": RESPONSE, "shared": shared}
-    built = build(LlamaConfig(**CONFIG), 8, "all-linear", getattr(torch, dtype))
+    built = build(LlamaConfig(**CONFIG), 8, "all-linear", getattr(torch, dtype), lora)
     assert 0.9 * real < activation_bytes(built, **sizes, **options) < 1.25 * real
 
 
