@@ -95,7 +95,7 @@ def _prepare_libraries() -> None:
     os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    warnings.formatwarning = _format_warning
+    warnings.formatwarning = _format_warning  # type: ignore[assignment]
     lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if not lightning.filters:
         lightning.addFilter(lambda record: not record.getMessage().startswith(TALK))
