@@ -59,7 +59,7 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
         "policy": scorer == "policy",
-        "first_visit": "first_visit_u" in pairs,
+        "pre_update": "pre_update_u" in pairs,
         "probe": "probe_u" in pairs and bool(pairs["probe_u"].notna().all()),
     }
     rates: dict[Scorer, NoiseRate] = {scorer: rate}

@@ -41,7 +41,7 @@ RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
     "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
-    "first_visit_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
+    "pre_update_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
     "probe_u": "Log-odds of the label by a linear probe (nats)",
     "unpulled_u": "Implicit reward margin $u$ without self-influence (nats)",
 }

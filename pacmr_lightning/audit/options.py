@@ -29,7 +29,7 @@ class AuditOptions:
     Args:
         scorer: score of each label. "probe": a linear reward on the base model's hidden states, fitted to the
             labels of other prompts. "policy": implicit reward margin u of the policy against its reference.
-            "vnet": weight of the run. "first_visit": u before the first update on the pair, from
+            "vnet": weight of the run. "pre_update": u before the first update on the pair, from
             WeightRecorder's files. "dpo": u of two DPO policies, each trained on half of the prompts and
             scoring the other half. Default: probe for a base model, policy for an adapter; for a run
             whichever agrees with more labels that it has not seen, the probe or the run (vnet, else policy).

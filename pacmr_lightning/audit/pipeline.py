@@ -173,7 +173,7 @@ def conclude(
     with waiting("Comparing suspected with other pairs"):
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
-    columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "first_visit_u", "probe_u"]
+    columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)

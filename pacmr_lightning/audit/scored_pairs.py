@@ -55,7 +55,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     scorer = options.scorer
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
-    visits = read_weights(run) if choose or scorer == "first_visit" else None
+    visits = read_weights(run) if choose or scorer == "pre_update" else None
     module, data, updates = load_run(found, as_trained=True)
     module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
     with waiting("Reading the run's pairs"):
@@ -77,7 +77,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     if visits is not None:
         # A pair without a visit was never trained on, so its present u is a pre-update score.
         first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
-        pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
+        pairs["pre_update_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
@@ -87,7 +87,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
         if "probe_u" in pairs:
             scorer, why = _probe_or(scorer, pairs)
             notes.append(why)
-    unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
+    unit = None if scorer in ("pre_update", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # frees memory for the other policies
@@ -185,7 +185,7 @@ def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: li
 
 def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
     """Return the probe if it agrees with more unseen labels than the policy, else ``own``; and the reason."""
-    probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
+    probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "pre_update_u"))
     judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
     return judge, (
         f"Scorer: {NAMES[judge]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "

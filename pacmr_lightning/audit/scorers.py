@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-Scorer = Literal["vnet", "dpo", "policy", "first_visit", "probe"]
+Scorer = Literal["vnet", "dpo", "policy", "pre_update", "probe"]
 
 NAMES: dict[Scorer, str] = {
     "vnet": "weight",
     "dpo": "cross-fitted u",
     "policy": "u",
-    "first_visit": "pre-update u",
+    "pre_update": "pre-update u",
     "probe": "linear probe",
 }
 """Names in tables."""
@@ -18,11 +18,11 @@ SCORES: dict[Scorer, str] = {
     "vnet": "weight",
     "dpo": "cross_fit_u",
     "policy": "unpulled_u",
-    "first_visit": "first_visit_u",
+    "pre_update": "pre_update_u",
     "probe": "probe_u",
 }
 """Columns; low values are suspected."""
 BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
 """Columns that change sign with the label, for the noise rate."""
-UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "first_visit")
+UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "pre_update")
 """Scorers that were not trained on the labels that they score."""

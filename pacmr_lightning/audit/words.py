@@ -17,7 +17,7 @@ from .suspect_traits import LEVEL, at_least, label_rules
 
 _UNSEEN: dict[Scorer, str] = {
     "dpo": "u comes from two DPO policies, each trained on half of the prompts and scoring the other half.",
-    "first_visit": "u is the pre-update score: that of the trained policy before its first update on the "
+    "pre_update": "u is the pre-update score: that of the trained policy before its first update on the "
     "pair. It is small for pairs that came early in training.",
     "probe": "u is the log-odds of the label under a linear probe on the base model's hidden states, fitted "
     "to the labels of other prompts.",
@@ -144,7 +144,7 @@ def _learned(pairs: pd.DataFrame) -> str:
     size = float((pairs["u"] - pairs["unpulled_u"]).mean())
     if not size:
         return (
-            f"{_LEARNED}, so the noise rate is likely to be higher; use --scorer probe, dpo or first_visit "
+            f"{_LEARNED}, so the noise rate is likely to be higher; use --scorer probe, dpo or pre_update "
             "for scores of unseen labels."
         )
     return (

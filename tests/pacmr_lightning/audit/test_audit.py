@@ -147,25 +147,25 @@ def test_the_reference_is_not_asked_again(run, monkeypatch):
     pd.testing.assert_frame_equal(again, first)
 
 
-def test_first_visits(run):
+def test_pre_update_scores(run):
     (part,) = weight_parts(run)
     records = pd.read_parquet(part)
     unseen = records["id"][records["step"] == 3].tolist()
     records[records["step"] != 3].to_parquet(part)
-    table = audit(run, "first_visit").set_index("id")
+    table = audit(run, "pre_update").set_index("id")
     start = records["id"][records["step"] == 0]
-    assert len(start) == 8 and (table.loc[start, "first_visit_u"] == 0).all(), "the policy was the reference"
+    assert len(start) == 8 and (table.loc[start, "pre_update_u"] == 0).all(), "the policy was the reference"
     assert (table.loc[start, "u"].abs() > 0.01).all()
-    assert len(unseen) == 8 and (table.loc[unseen, "first_visit_u"] == table.loc[unseen, "u"]).all()
+    assert len(unseen) == 8 and (table.loc[unseen, "pre_update_u"] == table.loc[unseen, "u"]).all()
     others = records[~records["step"].isin((0, 3))].set_index("id")["u"]
-    np.testing.assert_array_equal(table.loc[others.index, "first_visit_u"], others)
-    assert table["first_visit_u"].is_monotonic_increasing
+    np.testing.assert_array_equal(table.loc[others.index, "pre_update_u"], others)
+    assert table["pre_update_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
     assert methods[0] == "pre-update u" and "u" in methods
     assert "before its first update on the pair" in (run / "audit/report.html").read_text()
     part.unlink()
     with pytest.raises(UserError, match="WeightRecorder"):
-        audit(run, "first_visit")
+        audit(run, "pre_update")
 
 
 def test_linear_probe(run, monkeypatch):
