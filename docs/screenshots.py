@@ -23,6 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 PAGES = {
     "first": "#timeseries",
+    "cards": "&tagFilter=pair_weights/(g|w)#timeseries",
     "layout": "#custom_scalars",
     "images": "#images",
     "hparams": "#hparams",
@@ -32,8 +33,8 @@ PAGES = {
 """Query and tab of each picture."""
 FLAGS = ["--no-sandbox", "--disable-3d-apis"]
 """Of Chromium: without WebGL, TensorBoard draws its curves as SVG, which are in the picture."""
-WIDTH, HEIGHT = 1500, 950
-"""Of the window, in pixels."""
+HEIGHTS = {1500: 950, 400: 900}
+"""Height of a window for each width, in pixels."""
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs"), help="folder of the pictures")
     parser.add_argument("--browser", default="/usr/bin/chromium", help="Chromium or Chrome")
     parser.add_argument("--only", nargs="*", choices=PAGES, default=list(PAGES), help="pictures to take")
+    parser.add_argument("--widths", nargs="*", type=int, choices=HEIGHTS, default=list(HEIGHTS))
     parser.add_argument("--runs", default="", help="regular expression of the runs to show")
     parser.add_argument("--wait", type=float, default=5, help="seconds in which TensorBoard draws its charts")
     options = parser.parse_args()
@@ -56,11 +58,13 @@ def main() -> None:
         wait_for(address)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=options.browser, args=FLAGS)
-            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-            page.set_default_timeout(300_000)  # the machine may be busy
-            for name in options.only:
-                url = f"{address}/?runFilter={options.runs}{PAGES[name]}"
-                save(shown(page, url, options.wait), options.output / f"tensorboard-{name}-{WIDTH}.png")
+            for width in options.widths:
+                page = browser.new_page(viewport={"width": width, "height": HEIGHTS[width]})
+                page.set_default_timeout(300_000)  # the machine may be busy
+                for name in options.only:
+                    url = f"{address}/?runFilter={options.runs}{PAGES[name]}"
+                    picture = shown(page, url, options.wait)
+                    save(picture, options.output / f"tensorboard-{name}-{width}.png")
     finally:
         server.terminate()
 
@@ -84,6 +88,10 @@ def shown(page: Page, address: str, wait: float) -> bytes:
     page.goto(address)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(1000 * wait)  # charts are drawn after their data have come
+    pane = page.get_by_label("Close side pane")
+    if page.viewport_size["width"] < 700 and pane.count():
+        pane.dispatch_event("click")  # the settings cover the cards
+        page.wait_for_timeout(1000 * wait)
     return page.screenshot()
 
 
