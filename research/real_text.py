@@ -33,7 +33,7 @@ REFERENCE = 1.0
 """Reward of the base model's continuations of film reviews."""
 SCORERS = {
     "probe": ("linear probe of the base model", GREEN, "D"),
-    "first_visit": ("policy, pre-update score", ORANGE, "^"),
+    "pre_update": ("policy, pre-update score", ORANGE, "^"),
     "policy": ("trained policy", BLUE, "o"),
 }
 """Label, color and marker of each scorer."""

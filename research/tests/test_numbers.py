@@ -346,7 +346,7 @@ def test_scorers_of_injected_noise():
     """AUROC on HH and film reviews, which the figure of docs/real_text.md shows."""
     auroc = kept_runs("judges").set_index(["data", "judge"])["auroc"]
     for data, page in (("HH", "hh"), ("Film reviews", "film-reviews")):
-        for scorer in ("probe", "first_visit", "policy"):
+        for scorer in ("probe", "pre_update", "policy"):
             row = re.search(rf"^\|[^|]*`[^|`]*{scorer}`[^|]*\| \**(0\.\d+)", notebook(page), re.MULTILINE)
             assert float(row[1]) == auroc[data, scorer]
 
