@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -50,18 +51,18 @@ def run_page(command: str, told: str) -> str:
 def tool_page(command: str) -> str:
     """Return the help of a command made by ``run_tool``: its docstring and options, with their defaults."""
     file = PACKAGE / "commands" / f"{command.replace('-', '_')}.py"
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     [call] = [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(_parsed(file))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_tool" and _first(node) == command
     ]
     function, _ = _defined(file, ast.unparse(call.args[1]))
     assert isinstance(function, ast.FunctionDef)
+    options = list(_options(function, file))
     positional = any(keyword.arg == "positional" for keyword in call.keywords)
     required = [
         option.name.upper() + (" ..." if option.type.startswith("list") else "")
-        for option in _options(function, file)
+        for option in options
         if option.default is None
     ]
     parser = argparse.ArgumentParser(
@@ -74,7 +75,7 @@ def tool_page(command: str) -> str:
     )
     words = parser.add_argument_group("arguments") if positional and required else None
     named = parser.add_argument_group("options")
-    for option in _options(function, file):
+    for option in options:
         text = option.help.replace("%", "%%").replace("``", "")
         shown = text if option.default in (None, "None", "False") else f"{text} [{option.default}]"
         if option.name == "source":
@@ -86,6 +87,11 @@ def tool_page(command: str) -> str:
         else:
             named.add_argument(f"--{option.name}", metavar=_metavar(option), help=shown)
     return parser.format_help().rstrip()
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _first(call: ast.Call) -> object:
@@ -156,7 +162,7 @@ def _metavar(option: _Option) -> str:
 
 def _defined(file: Path, name: str) -> tuple[ast.FunctionDef | ast.ClassDef | ast.Assign, Path]:
     """Return the definition of a name used in one of our files, and the file that has it."""
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in _parsed(file).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return node, file
         if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from .lora import ADAPTER
 
 LoraDtype = Literal["float32", "base"]
-HALF = torch.bfloat16
+BF16 = torch.bfloat16
 Shift = tuple[Tensor, float]
 """D and c of a weight W + c D, of which D has W's shape."""
 
@@ -76,7 +76,7 @@ def _with(linear: HalfLinear, **options: Any) -> RemovableHandle:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product (batched for 3 dimensions) in the operands' dtype; of bf16 ones in fp32, unrounded."""
-    if a.dtype != HALF:
+    if a.dtype != BF16:
         return a @ b
     # torch does not differentiate it, which ``ExactCoefficients`` would need.
     if a.is_cuda and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
@@ -92,8 +92,8 @@ def weight_gradient(linear: nn.Linear, x: Tensor, gradient: Tensor) -> Tensor:
         x: (R, T, in) inputs.
         gradient: (R, T, out) of the outputs.
     """
-    half = isinstance(linear, HalfLinear) and HALF in (x.dtype, gradient.dtype)
-    dtype = HALF if half else linear.weight.dtype
+    half = isinstance(linear, HalfLinear) and BF16 in (x.dtype, gradient.dtype)
+    dtype = BF16 if half else linear.weight.dtype
     return product(gradient.to(dtype).transpose(1, 2), x.to(dtype))
 
 
@@ -123,7 +123,7 @@ def _in_base_dtype(kind: Any) -> type[LoraLayer]:
     """Return a subclass of PEFT's ``kind`` that computes in bf16 where input and base do."""
 
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        fits = x.dtype == HALF and self.active_adapters == [ADAPTER] and not (args or kwargs)
+        fits = x.dtype == BF16 and self.active_adapters == [ADAPTER] and not (args or kwargs)
         if not fits or self.disable_adapters or self.merged:
             return kind.forward(self, x, *args, **kwargs)
         h = self.lora_A[ADAPTER](x) * self.scaling[ADAPTER]

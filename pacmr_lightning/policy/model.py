@@ -39,7 +39,7 @@ from .chunked_log_probs import token_values, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
-from .mixed_precision_lora import HALF, LoraDtype, compute_in_base_dtype, in_float32
+from .mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .selfcheck import choose_plan
 from .token_layout import Layout, Rows, rows_of
@@ -181,7 +181,7 @@ class PolicyModel(Recorded, nn.Module):
         self._lora_layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
         }
-        if self.lora_compute_dtype == "base" and self.dtype == HALF:
+        if self.lora_compute_dtype == "base" and self.dtype == BF16:
             compute_in_base_dtype(self._lora_layers.values())
         if expected is not None:
             with self.reference():

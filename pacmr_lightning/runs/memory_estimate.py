@@ -27,7 +27,7 @@ from ..policy import PolicyModel
 from ..policy.attention import is_flash
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
-from ..policy.mixed_precision_lora import HALF, LoraDtype, compute_in_base_dtype
+from ..policy.mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype
 from ..policy.token_layout import PROMPT_ONCE
 
 GIB = 2**30
@@ -92,7 +92,7 @@ def build(
         base.config.use_cache = False
         lora = LoraConfig(r=rank, target_modules=target_modules, lora_dropout=0.0, task_type="CAUSAL_LM")
         policy = get_peft_model(base, lora)
-    if lora_compute_dtype == "base" and dtype == HALF:
+    if lora_compute_dtype == "base" and dtype == BF16:
         compute_in_base_dtype(layer for layer in policy.modules() if isinstance(layer, LoraLayer))
     return policy
 
