@@ -27,7 +27,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
 
-STAGES = {"probes": 40, "correct": 90, "1.5B": 165, "7B": 150, "compiled": 70, "text": 150}
+STAGES = {"probes": 40, "correct": 115, "1.5B": 175, "7B": 120, "compiled": 70, "text": 150}
 """Seconds of each stage on a GPU, its start of about 15 included; a CPU has ten times as many."""
 GRACE = 10
 """Seconds after a deadline until a stage that does not end is killed."""

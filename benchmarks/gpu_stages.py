@@ -103,10 +103,11 @@ def shared_copy(base: PreTrainedModel) -> PreTrainedModel:
 
 
 class Bench:
-    """Random pairs of TL;DR's lengths in the place's folder, and policies on a random base in memory."""
+    """Random pairs of TL;DR's lengths in a folder, and policies on a random base in memory."""
 
     def __init__(self, place: Place, size: str, pairs: int, *dtypes: str):
-        self.on_gpu, self.device, self.folder = place.on_gpu, place.device, place.folder
+        self.on_gpu, self.device, self.folder = place.on_gpu, place.device, place.folder / size
+        self.folder.mkdir()
         # Of no contestant: it may plan anew for every shape, which the stage probes measures.
         torch.backends.cuda.enable_cudnn_sdp(False)
         columns = dict(zip(COLUMNS.split(), SIZES[size], strict=True))
@@ -243,12 +244,14 @@ DTYPES = "float32", "bfloat16"
 
 
 class Correctness(Bench):
-    """Ways of one 4-layer model, compared with one sequence a row in fp32."""
+    """Ways of one model, compared with one sequence a row in fp32."""
+
+    recomputed = False
 
     @cache  # noqa: B019
     def update(self, dtype: str, way: str) -> tuple[dict[str, Tensor], str]:
         """u and the gradients of DPO and of VNet; and the way that computed them, if it is another one."""
-        policy = self.policy(way, dtype)
+        policy = self.policy(way, dtype, gradient_checkpointing=self.recomputed)
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
@@ -275,10 +278,10 @@ class Correctness(Bench):
         says += ", ".join(f"{name} off by {error:.1e}" for name, error in errors.items())
         return {"right": right, "says": says, "errors": errors}
 
-    def rows(self, *ways: str) -> Measured:
+    def rows(self, *ways: str, dtypes: tuple[str, ...] = DTYPES, of: str = "update") -> Measured:
         """An update by each way and dtype."""
-        for dtype, way in product(DTYPES, ways):
-            yield f"update: {way}, {dtype}", partial(self.check, dtype, way)
+        for dtype, way in product(dtypes, ways):
+            yield f"{of}: {way}, {dtype}", partial(self.check, dtype, way)
 
     def estimators(self, dtype: str) -> Row:
         """Relative errors of c against float64, d_meta of length 1; the ghost is held to the kept graph's."""
@@ -317,6 +320,10 @@ def correct(place: Place) -> Measured:
     for dtype in DTYPES:
         yield f"estimators: {dtype}", partial(ways.estimators, dtype)
     yield "generation", ways.generation
+    del ways
+    deep = Correctness(place, "1.5B" if place.on_gpu else "tiny", 16, *DTYPES)
+    deep.recomputed = True  # fp32 activations of 28 layers
+    yield from deep.rows(PLAIN, HALF_LORA, BOTH, dtypes=DTYPES[1:], of="update at 1.5B")
     for name in RUNS:
         yield f"run: {name}", lambda name=name: runs[name].result()
 
@@ -461,14 +468,18 @@ class Speed(Bench):
         over = (9 * median(plain) + median(vnet)) / median(plain) / 10
         return {"vnet": vnet, "plain": plain, "says": f"{says}{over:.2f}"}
 
-    def profiled(self) -> Row:
+    def profiled(self, way: str) -> Row:
         """The kernels that two of our updates spend most time in, of which the first warms up."""
-        kind = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         with torch.profiler.profile() as profile:
-            self.seconds(self.ours_of(True, SHARED), 2)
-        time = {event.key: getattr(event, kind) for event in profile.key_averages()}
-        largest = sorted(time, key=time.__getitem__, reverse=True)[:12]
-        return {"says": "; ".join(f"{time[key] / sum(time.values()):.0%} {key[:60]}" for key in largest)}
+            seconds = self.seconds(self.ours_of(True, way), 2)
+        kind, on = ("self_device_time_total", "CUDA") if self.on_gpu else ("self_cpu_time_total", "CPU")
+        events = [event for event in profile.key_averages() if event.device_type.name == on]
+        events = sorted(events, key=lambda event: getattr(event, kind), reverse=True)[:40]
+        kernels = {event.key[:120]: (getattr(event, kind) / 1e6, event.count) for event in events}
+        total = sum(spent for spent, _ in kernels.values())
+        largest = [f"{spent / total:.0%} {key[:60]}" for key, (spent, _) in kernels.items()][:12]
+        says = f"{total:.3g} s of kernels in {sum(seconds):.3g} s: {'; '.join(largest)}"
+        return {"kernels": kernels, "wall": seconds, "says": says}
 
 
 def timed(place: Place, size: str) -> Speed:
@@ -489,12 +500,13 @@ def speed(place: Place, size: str) -> Measured:
 
     yield from turns(1, True)
     yield "ghost, 70% confident, gradients kept", partial(of.with_vnet, True)
+    yield f"ghost, 70% confident, gradients kept; {BOTH}", partial(of.with_vnet, True, BOTH)
+    for way in (BOTH, SHARED) if size == "1.5B" else ():
+        yield f"profile: {way}", partial(of.profiled, way)
     yield from turns(2, True)
     if size == "1.5B":
-        yield f"ghost, 70% confident, gradients kept; {BOTH}", partial(of.with_vnet, True, BOTH)
-        yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         yield from turns(1, False)
-        yield "profile", of.profiled
+        yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
         if place.on_gpu:
             yield "ours, recomputed, cuDNN's attention", of.with_cudnn
         yield from turns(3, True)
