@@ -408,36 +408,48 @@ def pacmr(folder: Path, words: str) -> None:
 # --- speed ------------------------------------------------------------------------------------------------
 
 PAIRS, META_PAIRS, COUNTED = 32, 64, 3
+SETTINGS = {
+    "recomputed": (True, MICRO_BATCH),
+    "recomputed, 32 at once": (True, 32),
+    "kept": (False, MICRO_BATCH),
+    "kept, 16 at once": (False, 16),
+    "kept, 32 at once": (False, 32),
+}
+"""Whether activations are recomputed, and pairs of a forward pass (8 unless said)."""
 
 
 class Speed(Bench):
     """Ours and TRL on one base in this process, with the same rows, in turns."""
 
     @cache  # noqa: B019
-    def ours_of(self, recomputed: bool, way: str = SHARED) -> PolicyModel:
+    def policy_of(self, recomputed: bool, way: str) -> PolicyModel:
         """Ours."""
         return self.policy(way, self.shape.dtype, gradient_checkpointing=recomputed)
 
     @cache  # noqa: B019
-    def trainer(self, recomputed: bool) -> Any:
+    def trainer(self, recomputed: bool, at_once: int) -> Any:
         """TRL's, with bf16 autocast on a GPU, SDPA and a precomputed reference."""
         import trl.trainer.dpo_trainer
         from trl_step import make_trl  # the extra ``bench``
 
         trl.trainer.dpo_trainer.hash_module = lambda model: "random weights"
         options = {"bf16": self.on_gpu, "gradient_checkpointing": recomputed, "steps": 1 + COUNTED}
-        model = shared_copy(self.base)
-        return make_trl(self.folder, self.pairs, self.shape, {}, self.device, model=model, **options)
+        model, shape = shared_copy(self.base), replace(self.shape, micro_batch=at_once)
+        return make_trl(self.folder, self.pairs, shape, {}, self.device, model=model, **options)
 
-    def seconds(self, policy: PolicyModel, steps: int, every: int | None = None, **more: Any) -> list[float]:
+    def seconds(
+        self, setting: str, way: str, steps: int, every: int | None = None, **more: Any
+    ) -> list[float]:
         """Seconds of our updates."""
+        recomputed, at_once = SETTINGS[setting]
         data = make_data(self.folder, self.shape, every, META_PAIRS)
-        return train(policy, data, self.shape, steps, device=self.device, **more)
+        shape = replace(self.shape, micro_batch=at_once)
+        return train(self.policy_of(recomputed, way), data, shape, steps, device=self.device, **more)
 
-    def ours(self, *way: Any) -> Row:
+    def ours(self, setting: str, way: str) -> Row:
         """A turn of DPO: its first update is not counted."""
-        policy = self.ours_of(*way)
-        updates = self.seconds(policy, 1 + COUNTED)[1:]
+        updates = self.seconds(setting, way, 1 + COUNTED)[1:]
+        policy = self.policy_of(SETTINGS[setting][0], way)
         batch = make_data(self.folder, self.shape).train_pairs.batch(range(len(self.pairs)))
         share = PAIRS / len(self.pairs)
         found = {"tokens": share * batch.token_count, "needed": share * needed(policy, batch)}
@@ -445,41 +457,41 @@ class Speed(Bench):
 
     def with_cudnn(self) -> Row:
         """Ours with cuDNN's attention: seconds of new shapes and of the same pairs again."""
-        policy = self.ours_of(True)
         torch.backends.cuda.enable_cudnn_sdp(True)
         try:
-            first, again = (self.seconds(policy, 1 + COUNTED)[1:] for _ in range(2))
+            first, again = (self.seconds("recomputed", SHARED, 1 + COUNTED)[1:] for _ in range(2))
         finally:
             torch.backends.cuda.enable_cudnn_sdp(False)
         return {"says": f"{spread(first)} s an update at first, then {spread(again)}"}
 
-    def trl(self, recomputed: bool) -> Row:
+    def trl(self, setting: str) -> Row:
         """A turn of TRL's DPO: its first update is not counted."""
         from trl_step import trl_turn
 
-        return {"updates": trl_turn(self.trainer(recomputed))}
+        return {"updates": trl_turn(self.trainer(*SETTINGS[setting]))}
 
-    def with_vnet(self, kept: bool, way: str = SHARED) -> Row:
+    def with_vnet(self, setting: str, way: str, kept: bool) -> Row:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2, keep_gradients=kept)
-        seconds = self.seconds(self.ours_of(True, way), 6, 2, weighting=weighting)[2:]
+        seconds = self.seconds(setting, way, 6, 2, weighting=weighting)[2:]
         vnet, plain = seconds[::2], seconds[1::2]
         says = f"{spread(plain)} s an update, {spread(vnet)} with VNet's; ten updates over DPO's "
         over = (9 * median(plain) + median(vnet)) / median(plain) / 10
         return {"vnet": vnet, "plain": plain, "says": f"{says}{over:.2f}"}
 
-    def profiled(self, way: str) -> Row:
-        """The kernels that two of our updates spend most time in, of which the first warms up."""
-        with torch.profiler.profile() as profile:
-            seconds = self.seconds(self.ours_of(True, way), 2)
+    def profiled(self, setting: str, way: str) -> Row:
+        """The kernels that two of our updates spend most time in."""
         kind, on = ("self_device_time_total", "CUDA") if self.on_gpu else ("self_cpu_time_total", "CPU")
+        activity = getattr(torch.profiler.ProfilerActivity, on)
+        with torch.profiler.profile(activities=[activity]) as profile:
+            wall = self.seconds(setting, way, 2)
         events = [event for event in profile.key_averages() if event.device_type.name == on]
-        events = sorted(events, key=lambda event: getattr(event, kind), reverse=True)[:40]
-        kernels = {event.key[:120]: (getattr(event, kind) / 1e6, event.count) for event in events}
-        total = sum(spent for spent, _ in kernels.values())
+        events = sorted(events, key=lambda event: getattr(event, kind), reverse=True)
+        kernels = {event.key[:120]: (getattr(event, kind) / 1e6, event.count) for event in events[:40]}
+        total, count = sum(getattr(e, kind) for e in events) / 1e6, sum(event.count for event in events)
         largest = [f"{spent / total:.0%} {key[:60]}" for key, (spent, _) in kernels.items()][:12]
-        says = f"{total:.3g} s of kernels in {sum(seconds):.3g} s: {'; '.join(largest)}"
-        return {"kernels": kernels, "wall": seconds, "says": says}
+        says = f"{count:,} kernels, {total:.3g} s of {sum(wall):.3g} s: {'; '.join(largest)}"
+        return {"kernels": kernels, "wall": wall, "says": says}
 
 
 def timed(place: Place, size: str) -> Speed:
@@ -488,28 +500,40 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours (padded; packed; packed with LoRA in bf16) and TRL in turns; PACMR-DPO."""
+    """DPO of ours and of TRL in turns, by what is recomputed and pairs at once; PACMR-DPO."""
     of = timed(place, size)
+    small = size != "7B"
+    fits = "kept, 32 at once" if small else "kept, 16 at once"
 
-    def turns(number: int, recomputed: bool) -> Measured:
-        named = "recomputed" if recomputed else "activations kept"
-        yield f"ours, {named}, turn {number}", partial(of.ours, recomputed, SHARED)
-        yield f"ours, {named}; {PACKED}, turn {number}", partial(of.ours, recomputed, PACKED)
-        yield f"ours, {named}; {BOTH}, turn {number}", partial(of.ours, recomputed, BOTH)
-        yield f"TRL, {named}, turn {number}", partial(of.trl, recomputed)
+    def ours(setting: str, way: str, turn: int) -> tuple[str, Callable[[], Row]]:
+        return f"ours, {setting}; {way}, turn {turn}", partial(of.ours, setting, way)
 
-    yield from turns(1, True)
-    yield "ghost, 70% confident, gradients kept", partial(of.with_vnet, True)
-    yield f"ghost, 70% confident, gradients kept; {BOTH}", partial(of.with_vnet, True, BOTH)
-    for way in (BOTH, SHARED) if size == "1.5B" else ():
-        yield f"profile: {way}", partial(of.profiled, way)
-    yield from turns(2, True)
-    if size == "1.5B":
-        yield from turns(1, False)
-        yield "ghost, 70% confident, pairs run again", partial(of.with_vnet, False)
+    def trl(setting: str, turn: int) -> tuple[str, Callable[[], Row]]:
+        return f"TRL, {setting}, turn {turn}", partial(of.trl, setting)
+
+    def vnet(setting: str, way: str, kept: bool) -> tuple[str, Callable[[], Row]]:
+        gradients = "gradients kept" if kept else "pairs run again"
+        return f"PACMR-DPO, {setting}; {way}, {gradients}", partial(of.with_vnet, setting, way, kept)
+
+    yield ours(fits, BOTH, 1)
+    yield trl("recomputed", 1)
+    yield trl("recomputed, 32 at once", 1)
+    yield vnet(fits, BOTH, True)
+    yield f"profile: {fits}; {BOTH}", partial(of.profiled, fits, BOTH)
+    yield ours("recomputed", SHARED, 1)
+    yield ours("recomputed", BOTH, 1)
+    if small:
+        yield trl("kept", 1)
+        yield ours(fits, SHARED, 1)
+        yield ours(fits, PACKED, 1)
+    yield ours(fits, BOTH, 2)
+    yield trl("recomputed, 32 at once", 2)
+    if small:
+        yield vnet(fits, BOTH, False)
+        yield trl("kept", 2)
+        yield ours("recomputed", PACKED, 1)
         if place.on_gpu:
             yield "ours, recomputed, cuDNN's attention", of.with_cudnn
-        yield from turns(3, True)
 
 
 def compiled(place: Place) -> Measured:
@@ -518,7 +542,7 @@ def compiled(place: Place) -> Measured:
         yield from Correctness(place, "small", 16, *DTYPES).rows(*COMPILED)
     of = timed(place, "1.5B")
     for way, turn in product(COMPILED if place.on_gpu else (SHARED,), (1, 2)):
-        yield f"ours, recomputed; {way}, turn {turn}", partial(of.ours, True, way)
+        yield f"ours, recomputed; {way}, turn {turn}", partial(of.ours, "recomputed", way)
 
 
 # --- real text --------------------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
             # PEFT only warns of an option without effect.
             for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
-            adapted = get_peft_model(model, LoraConfig(**options))
+            # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
+            with torch.device("cpu"):
+                adapted = get_peft_model(model, LoraConfig(**options))
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
         if "not found in the base model" in said and "layers_" not in said:

@@ -126,8 +126,10 @@ def _in_base_dtype(kind: Any) -> type[LoraLayer]:
         fits = x.dtype == BF16 and self.active_adapters == [ADAPTER] and not (args or kwargs)
         if not fits or self.disable_adapters or self.merged:
             return kind.forward(self, x, *args, **kwargs)
-        h = self.lora_A[ADAPTER](x) * self.scaling[ADAPTER]
-        return self.lora_B[ADAPTER](h, self.base_layer(x))
+        down, up, scaling = self.lora_A[ADAPTER], self.lora_B[ADAPTER], self.scaling[ADAPTER]
+        if not (_hooked(down) or _hooked(up)):
+            return _Product.apply(x, self.base_layer(x), down.weight, up.weight, scaling)
+        return up(down(x) * scaling, self.base_layer(x))
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
@@ -145,6 +147,49 @@ def _from_rank(
     if direction is not None:
         x, weight = torch.cat([x, scale * x], 1), torch.cat([weight, direction])
     return x.to(dtype), weight.to(dtype)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _writable(ctx: Any, base: Tensor) -> Tensor:
+    """Return the base's output, or a copy where it may not be written."""
+    # Out of place addmm copies it first. Autograd refuses some views.
+    if torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
+        return base.clone(memory_format=torch.contiguous_format)
+    ctx.mark_dirty(base)
+    return base
+
+
+class _Product(torch.autograd.Function):
+    """A and B without hooks, in one node: a small model's time on a GPU is that of its number of kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+        down, up, rows = a.to(x.dtype), (scaling * b).to(x.dtype), x.flatten(0, -2)
+        h = rows @ down.T
+        ctx.save_for_backward(x, a, b, down, up, h)
+        ctx.scaling = scaling
+        base = _writable(ctx, base)
+        base.view(-1, base.shape[-1]).addmm_(h, up.T)
+        return base
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, down, up, h = ctx.saved_tensors
+        g, rows, gx, ga, gb = gradient.flatten(0, -2), x.flatten(0, -2), None, None, None
+        if torch.is_grad_enabled():  # this gradient is differentiated too
+            down, up = a.to(x.dtype), (ctx.scaling * b).to(x.dtype)
+            h = rows @ down.T
+        gh = g @ up
+        if ctx.needs_input_grad[0]:
+            gx = (gh @ down).view_as(x)
+        if ctx.needs_input_grad[2]:
+            ga = product(gh.T, rows)
+        if ctx.needs_input_grad[3]:
+            gb = ctx.scaling * product(g.T, h)
+        return gx, gradient, ga, gb, None
 
 
 class _DownProduct(torch.autograd.Function):
@@ -182,11 +227,7 @@ class _UpProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, direction)
         ctx.scale, ctx.learns = scale, learns
-        # Out of place addmm copies the base's output first. Autograd refuses some views.
-        if torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
-            base = base.clone(memory_format=torch.contiguous_format)
-        else:
-            ctx.mark_dirty(base)
+        base = _writable(ctx, base)
         moved = None if direction is None else direction.T
         base.view(-1, base.shape[-1]).addmm_(
             *_from_rank(x.flatten(0, -2), weight.T, moved, scale, base.dtype)

@@ -223,7 +223,7 @@ class PolicyModel(Recorded, nn.Module):
     @property
     def is_sharded(self) -> bool:
         """True under ZeRO-3, where a forward pass needs all ranks."""
-        return any(is_sharded(parameter) for parameter in self.parameters())
+        return is_sharded(next(self.parameters()))
 
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""

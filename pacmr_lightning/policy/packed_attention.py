@@ -42,22 +42,36 @@ class Packing:
     """(2N + 1,) int32 cumulative number of keys."""
     longest: tuple[int, int]
     """Largest number of queries and of keys."""
+    first: Tensor
+    """(T,) place of each column among the keys; of two, the one in its pair's first sequence."""
+    prompts: Tensor
+    """(K - T,) columns of the prompts."""
+    second: Tensor
+    """(K - T,) places of these in the second sequences."""
 
     @classmethod
     def of(cls, lengths: Tensor) -> Packing:
         """Return the sequences of pairs with (N, 3) lengths of prompt, chosen and rejected."""
+        device, lengths = lengths.device, lengths.cpu()  # many small operations, which a GPU would wait for
         prompt, chosen, rejected = lengths.T
         queries = torch.stack([prompt + chosen, rejected], dim=1).flatten()
         counts = torch.stack([prompt + chosen, prompt + rejected], dim=1).flatten()
         starts = queries.cumsum(0)[1::2] - lengths.sum(1)
         # A key's column is its place in its sequence, moved by what precedes: for rejected, chosen too.
-        sequence = torch.arange(len(counts), device=lengths.device).repeat_interleave(counts)
-        place = torch.arange(len(sequence), device=lengths.device) - (counts.cumsum(0) - counts)[sequence]
+        sequence = torch.arange(len(counts)).repeat_interleave(counts)
+        place = torch.arange(len(sequence)) - (counts.cumsum(0) - counts)[sequence]
         pair = sequence // 2
         skipped = torch.where((sequence % 2 == 1) & (place >= prompt[pair]), chosen[pair], 0)
         query_ends, key_ends = (F.pad(n.cumsum(0, dtype=torch.int32), (1, 0)) for n in (queries, counts))
         most_queries, most_keys = torch.stack([queries.max(), counts.max()]).tolist()
-        return cls(starts[pair] + place + skipped, query_ends, key_ends, (most_queries, most_keys))
+        keys = starts[pair] + place + skipped
+        again = (sequence % 2 == 1) & (place < prompt[pair])
+        own, second = (~again).nonzero()[:, 0], again.nonzero()[:, 0]
+        first = torch.empty_like(own).index_copy_(0, keys[own], own)
+        keys, query_ends, key_ends, first, prompts, second = (
+            x.to(device) for x in (keys, query_ends, key_ends, first, keys[second], second)
+        )
+        return cls(keys, query_ends, key_ends, (most_queries, most_keys), first, prompts, second)
 
 
 def packed_attention(
@@ -87,8 +101,8 @@ def packed_attention(
         attend = varlen_attn  # type: ignore[assignment]  # returns no tuple, as no more is asked for
     found = attend(
         q,
-        k[packing.keys],
-        v[packing.keys],
+        _Keys.apply(k, packing),
+        _Keys.apply(v, packing),
         packing.query_ends,
         packing.key_ends,
         *packing.longest,
@@ -97,6 +111,22 @@ def packed_attention(
         **(_GROUPED if k.shape[1] != q.shape[1] else {}),
     )
     return found[None], None
+
+
+class _Keys(torch.autograd.Function):
+    """(K, H, D) of (T, H, D); indexing's own gradient would sort the columns in every layer."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return columns.index_select(0, packing.keys)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        packing = ctx.packing
+        found = gradient.index_select(0, packing.first)
+        prompts = found.index_select(0, packing.prompts) + gradient.index_select(0, packing.second)
+        return found.index_copy_(0, packing.prompts, prompts), None
 
 
 def looped_attention(
