@@ -1,7 +1,7 @@
 """Measurements for the first fifteen minutes on a GPU: what works, and how fast it is beside TRL.
 
     python benchmarks/gpu_first.py probes correct 1.5B --output gpu/ [--earlier rows.jsonl]
-    python benchmarks/gpu_first.py --write docs/performance.md --earlier gpu/rows.jsonl
+    python benchmarks/gpu_first.py --write research/notebook/one-gpu.md --earlier gpu/rows.jsonl
 
 runs stages (``gpu_stages.py``), each in a process of its own with a deadline. A row is appended to
 ``rows.jsonl`` in the output folder as soon as it is measured. A row that fails is written with its error, and
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
 
-STAGES = {"probes": 40, "correct": 115, "1.5B": 175, "7B": 120, "compiled": 70, "text": 150}
+STAGES = {"probes": 40, "correct": 110, "1.5B": 170, "7B": 120, "compiled": 60, "text": 150}
 """Seconds of each stage on a GPU, its start of about 15 included; a CPU has ten times as many."""
 GRACE = 10
 """Seconds after a deadline until a stage that does not end is killed."""
@@ -174,12 +175,13 @@ def page(found: dict[tuple[str, str], Row]) -> str:
     ]
     for stage in STAGES:
         rows = {name: row for (of, name), row in found.items() if of == stage}
-        machines = dict.fromkeys(row["machine"] for row in rows.values() if "machine" in row)
+        said = (re.sub(r" load [\d.]+;", "", row.get("machine", "")) for row in rows.values())
+        machines = filter(None, dict.fromkeys(said))
         turns = {name: rows.pop(name) for name in [*rows] if "updates" in rows[name]}
         others = []
         for name, row in rows.items():
             result = "not measured" if "error" in row else "right" if row.get("right", True) else "WRONG"
-            said = row.get("error") or row.get("says", "")
+            said = row["error"][:80] if "error" in row else row.get("says", "")
             others.append([name, result, said, str(row["seconds"]), peak_of(row)])
         tables = table(of_updates, updates_of(turns, product))
         tables += table([stage, "", "", "s", "peak GiB"], others)

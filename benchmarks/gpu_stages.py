@@ -220,15 +220,18 @@ def packed_shared_prompts(place: Place) -> Row:
         rows = (x.transpose(1, 2) for x in inputs)
         return F.scaled_dot_product_attention(*rows, attn_mask=mask).transpose(1, 2)[real]
 
+    tokens = [x.detach()[real].requires_grad_() for x in inputs]
+
     def packed() -> Tensor:
-        row = (x[real].transpose(0, 1)[None] for x in inputs)
+        row = (x.transpose(0, 1)[None] for x in tokens)
         return packed_attention(nn.Identity(), *row, None, packing)[0][0]
 
     values, said = [], []
-    for way in (masked, packed):
+    for way, of in ((masked, inputs), (packed, tokens)):
         out = way()
-        values.append(flat([out, *torch.autograd.grad(out.square().sum(), inputs)]))
-        took = median_time(lambda way=way: torch.autograd.grad(way().sum(), inputs), place.device)
+        gradients = torch.autograd.grad(out.square().sum(), of)
+        values.append(flat([out, *(g[real] if of is inputs else g for g in gradients)]))
+        took = median_time(lambda way=way, of=of: torch.autograd.grad(way().sum(), of), place.device)
         said.append(f"{way.__name__} {1e3 * took:.3g} ms")
     error = off(values[1], values[0])
     right = error <= (2e-2 if place.on_gpu else 1e-12)

@@ -90,9 +90,11 @@ LET_SPEAK = 5
 
 
 def _prepare_libraries() -> None:
-    """Silence library output and use a non-interactive matplotlib backend, before their import."""
+    """Silence library output, and set matplotlib's backend and torch's allocator, before their import."""
     # A notebook sets a backend that other environments lack.
     os.environ["MPLBACKEND"] = "agg"
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # rows of many lengths would leave gaps on a GPU
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = _format_warning  # type: ignore[assignment]

@@ -52,6 +52,11 @@ def max_over_ranks(value: int, device: torch.device) -> int:
     return int(largest)
 
 
+def min_over_ranks(value: int, device: torch.device) -> int:
+    """Return the smallest of the ranks' values."""
+    return -max_over_ranks(-value, device)
+
+
 @torch.no_grad()
 def spread_over_ranks(tensors: Iterable[Tensor]) -> float:
     """Return the largest difference between the ranks' tensors, element by element."""

@@ -104,13 +104,14 @@ def test_a_row_that_fails_and_a_deadline(gpu_first, tmp_path, monkeypatch):
 
 def test_the_tables(gpu_first, tmp_path):
     """By hand: TRL's time over ours, the last turn's memory, and what went wrong."""
-    about = {"machine": "a card", "seconds": 9.0}
+    about = {"machine": "a card; load 1.5; more", "seconds": 9.0}
     speed = {"tokens": 1000, "needed": 3e12}
     for stage, row, values in (
         ("probes", "matrix product", {"flops": 1e13, "says": "10 TFLOP/s"}),
         ("1.5B", "ours, recomputed, turn 1", {"updates": [0.5, 0.7], "peak": 20.0} | speed),
         ("1.5B", "ours, recomputed, turn 2", {"updates": [0.6], "peak": 21.0} | speed),
         ("1.5B", "TRL, recomputed, turn 1", {"updates": [1.2, 1.2]}),
+        ("1.5B", "TRL, kept, turn 1", {"updates": [2.4]}),
         ("1.5B", "ours, recomputed; flex, turn 1", {"updates": [0.4]} | speed),
         ("1.5B", "ours, recomputed, turn 3", {"error": "OutOfMemoryError: no"}),
         ("1.5B", "ghost", {"vnet": [4.0], "plain": [1.0], "peak": 9.87, "says": "1.30"}),
@@ -125,7 +126,7 @@ def test_the_tables(gpu_first, tmp_path):
         subprocess.run(command, check=True)
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-        assert text.count("a card") == 3  # of each stage
+        assert text.count("a card; more") == 3  # of each stage
         for line in (
             "| ours, recomputed | 0.6 (0.5-0.7) | 2.00 | 1,667 | 50% | 21.0 |",
             "| ours, recomputed; flex | 0.4 (0.4-0.4) | 3.00 | 2,500 | 75% |  |",

@@ -24,7 +24,7 @@ from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
 from ..policy.token_layout import Rows
-from ..ranks import max_over_ranks, ranks, sum_over_ranks
+from ..ranks import min_over_ranks, ranks, sum_over_ranks
 from ..rewards import Rewards
 from .per_pair_gradients import each_gradient, pair_losses, rest_losses
 
@@ -280,7 +280,7 @@ def _affordable(policy: PolicyModel, pairs: int) -> bool:
             of = f"{FREE:.0%} of what the largest step so far leaves free"
         else:
             room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
-        policy.pair_memory = -max_over_ranks(-room, device)
+        policy.pair_memory = min_over_ranks(room, device)
         kept = needed <= policy.pair_memory
         rank_zero_info(
             f"keep_gradients auto is {str(kept).lower()}: the gradients of an update's pairs take "

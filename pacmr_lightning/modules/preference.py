@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -42,6 +43,8 @@ from .schedule import (
 from .trained_only import TrainedOnly
 
 _MICRO_BATCH = ("micro_batch_size", "micro_batch_tokens")
+AUTO = 4
+"""Pairs of a micro-batch where memory does not choose their number."""
 CURVES = 20
 """Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
@@ -68,6 +71,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         min_lr_ratio: share of the peak that the cosine ends at.
         max_grad_norm: the policy's gradient is scaled down to this norm; None for no clipping.
         micro_batch_size: pairs in one forward pass, on each device; None for all of the device's share.
+            "auto": on a GPU under ``pacmr fit`` as many as fit, else 4 or a divisor of it.
         micro_batch_tokens: tokens in one forward pass instead, on each device; a prompt counts once, padding
             does not.
         max_new_tokens: of a response that ``predict`` generates (greedily).
@@ -88,7 +92,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         warmup_ratio: float = 0.03,
         min_lr_ratio: float = 0.1,
         max_grad_norm: float | None = 1.0,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | Literal["auto"] | None = None,
         micro_batch_tokens: int | None = None,
         max_new_tokens: int = 128,
     ):
@@ -96,11 +100,13 @@ class PreferenceModule(Recorded, TrainedOnly):
         check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or null.")
+        if isinstance(micro_batch_size, int) and micro_batch_size < 1:
+            raise UserError(
+                f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or auto, or null."
+            )
         if micro_batch_tokens is not None:
             check_at_least(1, micro_batch_tokens=micro_batch_tokens)
-            if micro_batch_size is not None:
+            if isinstance(micro_batch_size, int):
                 raise UserError(
                     f"micro_batch_tokens is {micro_batch_tokens} and micro_batch_size {micro_batch_size}, but"
                     " one of them alone cuts a batch; set the other to null."
@@ -130,7 +136,16 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"micro_batch_tokens is {micro_batch_tokens}, but {type(self.objective).__name__} groups the "
                 "pairs of a batch; set micro_batch_size instead."
             )
-        self.micro_batch_size = micro_batch_size
+        if micro_batch_size == "auto" and getattr(self.objective, "group", None) == "micro_batch":
+            raise UserError(
+                f"micro_batch_size is auto, but {type(self.objective).__name__} groups the pairs of a "
+                "micro-batch; set it to a number."
+            )
+        self.asks_micro_batch_size = micro_batch_size == "auto" and micro_batch_tokens is None
+        """True if the size is chosen before the fit."""
+        self.micro_batch_size = AUTO if micro_batch_size == "auto" else micro_batch_size
+        if micro_batch_tokens is not None:
+            self.micro_batch_size = None
         self.micro_batch_tokens = micro_batch_tokens
         self.max_new_tokens = max_new_tokens
         self.automatic_optimization = False
@@ -194,7 +209,9 @@ class PreferenceModule(Recorded, TrainedOnly):
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = data.global_batch_size // self.trainer.world_size
-        if self.micro_batch_size and share % self.micro_batch_size:
+        if self.asks_micro_batch_size and self.micro_batch_size:  # ``SaveRunConfig`` may have chosen another
+            self.micro_batch_size = math.gcd(self.micro_batch_size, share)
+        elif self.micro_batch_size and share % self.micro_batch_size:
             raise UserError(
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."

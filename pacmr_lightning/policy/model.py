@@ -115,7 +115,7 @@ class PolicyModel(Recorded, nn.Module):
         logit_chunk: int = 512,
         compile: bool = False,
         quantization: AskedQuantization | None = None,
-        lora_compute_dtype: LoraDtype = "float32",
+        lora_compute_dtype: LoraDtype = "base",
     ):
         super().__init__()
         if rank < 1:

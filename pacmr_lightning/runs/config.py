@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -21,13 +22,15 @@ from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..numerics import base_dtype
-from ..ranks import max_over_ranks
+from ..ranks import min_over_ranks
 from ..recorded import as_config
 from ..waiting import waiting
 from .folder import CHECKPOINTS, CONFIG
 from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
+BUSY = 4096
+"""Tokens of a forward pass with fewer of which an H100 waits for Python (measured at 1.5B parameters)."""
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
 
@@ -38,11 +41,14 @@ class SaveRunConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Resolve ``gradient_checkpointing: auto`` by memory, now that lengths are known."""
+        """Resolve ``gradient_checkpointing`` and ``micro_batch_size`` by memory; lengths are known now."""
         if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule):
             return
         options = _network_options(self.config)
-        if options.get("gradient_checkpointing") != "auto":
+        asked = options.get("gradient_checkpointing")
+        if isinstance(pl_module, PreferenceModule):
+            choose_micro_batch(pl_module, trainer, asked)
+        if asked != "auto":
             return
         recompute, why = recomputes_here(pl_module, trainer)
         options["gradient_checkpointing"] = recompute
@@ -66,7 +72,9 @@ class SaveRunConfig(SaveConfigCallback):
             config.pop("refine", None)
             config.ckpt_path = None  # not part of the run
             if isinstance(pl_module, PreferenceModule):
-                config.model.init_args.learning_rate = pl_module.learning_rate  # by size, if none was given
+                own = config.model.init_args
+                own.learning_rate = pl_module.learning_rate  # by size, if none was given
+                own.micro_batch_size = pl_module.micro_batch_size
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
@@ -86,7 +94,8 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     except TypeError as error:
         rank_zero_warn(f"No {CONFIG} is written, since {error}; so pacmr audit cannot take this run.")
         return
-    sections["model"]["init_args"]["learning_rate"] = module.learning_rate
+    chosen = {"learning_rate": module.learning_rate, "micro_batch_size": module.micro_batch_size}
+    sections["model"]["init_args"] |= chosen
     options = sections["data"]["init_args"]
     if options.pop("tokenizer") != module.policy.name:
         rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
@@ -111,6 +120,37 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
         temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
+def choose_micro_batch(module: PreferenceModule, trainer: Trainer, recompute: bool | Literal["auto"]) -> None:
+    """Set and print ``micro_batch_size`` "auto" on a GPU: the largest divisor of its pairs that fits.
+
+    The longest pairs must fit into ``FREE`` of the free memory: without recomputed activations, if at least
+    ``BUSY`` tokens do, else with them. One pair if nothing fits.
+    """
+    device = trainer.strategy.root_device
+    if (
+        not module.asks_micro_batch_size
+        or device.type != "cuda"
+        or module.policy.attn_implementation == "eager"
+    ):
+        return
+    data, free = datamodule(trainer), min_over_ranks(free_memory(device), device)
+    share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
+    sizes = [n for n in range(share, 0, -1) if share % n == 0]
+    busy = [n for n in sizes if n == share or n * (prompt + 2 * response) >= BUSY]
+    ways = [(busy, False), (sizes, True)] if recompute == "auto" else [(sizes, bool(recompute))]
+    needed = math.nan
+    with waiting("Estimating a step's memory"):
+        for size, recomputed in [(n, recomputed) for tried, recomputed in ways for n in tried]:
+            needed = _step_bytes(module, trainer, size, recomputed)
+            if needed <= FREE * free:
+                break
+    module.micro_batch_size = size
+    rank_zero_info(
+        f"micro_batch_size auto is {size}: a step takes some {needed / GIB:.3g} GiB (calculated, not "
+        f"measured), and {free / GIB:.3g} GiB of the GPU are free; overrule it by --model.micro_batch_size."
+    )
+
+
 def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> tuple[bool, str]:
     """Return whether activations are recomputed, the same on all ranks, and why.
 
@@ -125,8 +165,7 @@ def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> t
         return True, "a step's memory with eager attention is not estimated"
     gpu = device.type == "cuda"
     # Processes on one machine share its RAM.
-    free = free_memory(device) // (1 if gpu else trainer.num_devices)
-    free = -max_over_ranks(-free, device)
+    free = min_over_ranks(free_memory(device) // (1 if gpu else trainer.num_devices), device)
     with waiting("Estimating a step's memory"):
         needed = _step_bytes(module, trainer)
     where = "the GPU" if gpu else "RAM"
@@ -136,7 +175,10 @@ def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> t
     )
 
 
-def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:
+def _step_bytes(
+    module: PreferenceModule | SFTModule, trainer: Trainer, pairs: int | None = None, recomputed: bool = False
+) -> float:
+    """Bytes of a step of the longest rows; ``pairs`` replaces the module's number of them."""
     data = datamodule(trainer)
     if isinstance(module, SFTModule):
         tokens, responses = data.longest()
@@ -148,7 +190,7 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
             devices=trainer.world_size,
             mixed=MIXED.get(trainer.precision),
         )
-    pairs = module.micro_batch_size or data.global_batch_size // trainer.world_size
+    pairs = pairs or module.micro_batch_size or data.global_batch_size // trainer.world_size
     prompt, response = data.train_pairs.longest()
     if module.micro_batch_tokens is not None:
         pairs = min(pairs, max(1, module.micro_batch_tokens // (prompt + 2 * response)))
@@ -156,7 +198,7 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
     zero = (
         (strategy.config or {}).get("zero_optimization") if isinstance(strategy, DeepSpeedStrategy) else None
     )
-    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size, zero)
+    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size, zero, recomputed)
 
 
 def use_lora_deepspeed(config: Namespace) -> None:

@@ -83,7 +83,7 @@ def build(
     rank: int,
     target_modules: str | list[str],
     dtype: torch.dtype,
-    lora_compute_dtype: LoraDtype = "float32",
+    lora_compute_dtype: LoraDtype = "base",
 ) -> PeftModel:
     """Return the policy as ``PolicyModel`` makes it, on the meta device."""
     with torch.device("meta"):
@@ -221,8 +221,9 @@ def step_bytes(
     response_tokens: int,
     devices: int,
     zero: Mapping[str, Any] | None = None,
+    recomputed: bool = False,
 ) -> float:
-    """Return bytes of an unbuilt policy's step on each device, without recomputed activations.
+    """Return bytes of an unbuilt policy's step on each device.
 
     ``zero`` is DeepSpeed's ``zero_optimization``; None for a single device or DDP.
     """
@@ -237,7 +238,7 @@ def step_bytes(
         response_tokens=response_tokens,
         # With FlashAttention, auto is packed.
         shared=policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation),
-        gradient_checkpointing=False,
+        gradient_checkpointing=recomputed,
         logit_chunk=policy.logit_chunk,
     )
     zero = zero or {}

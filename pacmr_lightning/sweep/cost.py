@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..meta_gradient.step_pairs import affordable
+from ..policy.attention import is_flash
 from ..policy.token_layout import PROMPT_ONCE
 from ..runs.memory_estimate import GIB, GPU_FREE, build, model_config
 from ..runs.time_estimate import PairFlops, Plan, pair_flops, run_flops, update_flops
@@ -53,18 +54,19 @@ def _shape(model: Any) -> tuple[Any, ...]:
     policy = model.policy.init_args
     targets = policy.target_modules
     targets = targets if isinstance(targets, str) else tuple(targets)
-    return policy.rank, targets, policy.dtype, policy.layout, policy.gradient_checkpointing is not False
+    # With FlashAttention, auto is packed.
+    once = policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation)
+    return policy.rank, targets, policy.dtype, once, policy.gradient_checkpointing is not False
 
 
 @lru_cache
 def _policy(
-    model: str, prompt: int, response: int, rank: int, targets: Any, dtype: str, layout: str, recompute: bool
+    model: str, prompt: int, response: int, rank: int, targets: Any, dtype: str, shared: bool, recompute: bool
 ) -> tuple[PairFlops, int, float]:
     """Operations of a pair, trained parameters, and bytes of all parameters."""
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     names = targets if isinstance(targets, str) else list(targets)
     policy = build(model_config(model), rank, names, kind)
-    shared = layout in PROMPT_ONCE
     flops = pair_flops(
         policy,
         prompt_tokens=prompt,

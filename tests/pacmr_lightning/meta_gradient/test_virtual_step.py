@@ -164,6 +164,17 @@ def test_the_check_before_training_leaves_no_trace(name, dtype, make_policy, mak
     assert all(torch.equal(value, before[key]) for key, value in policy.adapter().items())
 
 
+def test_the_check_takes_a_larger_step_where_rounding_drowns_a_small_one(
+    make_policy, make_batch, monkeypatch
+):
+    policy = make_policy(dtype="bfloat16", lora_compute_dtype="float32")
+    monkeypatch.setattr(virtual_step, "STEPS", (1e-5,))
+    with pytest.raises(UserError, match="LoRA layers that the virtual step misses"):
+        check_shifted(policy, make_batch(1))
+    monkeypatch.setattr(virtual_step, "STEPS", (1e-5, 0.1))
+    check_shifted(policy, make_batch(1))
+
+
 def test_layers_that_hooks_miss_are_refused(make_policy, make_batch, monkeypatch):
     """As of a model whose layer computes with LoRA's matrices and does not call them."""
     policy = make_policy()

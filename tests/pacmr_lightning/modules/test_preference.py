@@ -211,9 +211,9 @@ def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, capl
     group = trainer.optimizers[0].param_groups[0]
     assert group["initial_lr"] == 1e-2 and group["lr"] == pytest.approx(1e-3)  # min_lr_ratio at the end
 
-    more = {"policy": {"lora_compute_dtype": "base"}}
+    more = {"policy": {"lora_compute_dtype": "float32"}}
     make_run(method, "lora", ckpt=checkpoint(), **more)
-    assert "policy.lora_compute_dtype base instead of float32" in caplog.text
+    assert "policy.lora_compute_dtype float32 instead of base" in caplog.text
 
     changed = {"learning_rate": 3e-3, "betas": (0.8, 0.9), "weight_decay": 0.1, "max_grad_norm": 0.5}
     groups, watch = [], Callback()

@@ -1,9 +1,12 @@
-"""LoRA options: what would be overruled or do nothing is refused, with what to type instead."""
+"""LoRA's initial weights, and options: what does nothing is refused, with what to type instead."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.lora import add_lora, lora_linears
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,15 @@ def test_a_regular_expression_and_conv1d(save_model):
     assert len(policy.adapter()) == 4
     with pytest.raises(UserError, match=r"names q_proj, .*\[c_attn, c_fc, c_proj\]"):
         PolicyModel(save_model("gpt2"), target_modules=["q_proj"]).build()
+
+
+def test_an_adapter_starts_alike_on_every_device(save_model):
+    """Lightning makes models with torch's default device a GPU, whose generator ZeRO-3 has used by then."""
+    name, found = save_model("llama"), []
+    for default in ("cpu", "meta"):
+        model = AutoModelForCausalLM.from_pretrained(name)
+        torch.manual_seed(3)
+        with torch.device(default):
+            adapted = add_lora(model, {"r": 2, "target_modules": "all-linear"}, "lora_options")
+        found.append([linear.weight for linear in lora_linears(adapted).values()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

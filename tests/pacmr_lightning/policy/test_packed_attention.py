@@ -17,7 +17,7 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
-from pacmr_lightning.policy.packed_attention import VARLEN, Packing, looped_attention
+from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys, looped_attention
 from pacmr_lightning.policy.token_layout import packed_shared_rows
 
 from ..conftest import SHAPE
@@ -68,6 +68,12 @@ def test_packing():
     assert packing.key_ends.tolist() == [0, 3, 8, 11, 14] and packing.longest == (3, 5)
     first, second = [0, 1, 2, 0, 1, 3, 4, 5], [6, 7, 8, 6, 9, 10]
     assert packing.keys.tolist() == first + second
+    columns = torch.randn(11, 2, 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(14, 2, 3, dtype=torch.float64)
+    found = _Keys.apply(columns, packing)
+    assert torch.equal(found, columns[packing.keys])
+    gradients = [torch.autograd.grad(x, columns, weights)[0] for x in (found, columns[packing.keys])]
+    torch.testing.assert_close(*gradients, rtol=1e-15, atol=0)
 
 
 def reference(query, key, value, packing: Packing, window: int | None) -> torch.Tensor:

@@ -34,7 +34,16 @@ def folder(tmp_path):
 def decided(folder, monkeypatch):
     """What is decided with so many bytes free, what the configuration then has, and what was printed."""
 
-    def run(free: float, asked="auto", strategy=None, device=GPU, attention="auto", devices=1, **options):
+    def run(
+        free: float,
+        asked="auto",
+        strategy=None,
+        device=GPU,
+        attention="auto",
+        devices=1,
+        made=None,
+        **options,
+    ):
         policy = PolicyModel(folder, rank=8, gradient_checkpointing=True, attn_implementation=attention)
         given = Namespace(gradient_checkpointing=asked)
         config = Namespace(model=Namespace(init_args=Namespace(policy=Namespace(init_args=given))))
@@ -45,7 +54,10 @@ def decided(folder, monkeypatch):
         monkeypatch.setattr(module, "rank_zero_info", said.append)
         monkeypatch.setattr(module, "free_memory", lambda found: int(free))
         saved = module.SaveRunConfig(None, config)
-        saved.setup(trainer, PreferenceModule(policy, **options), "fit")
+        trained = PreferenceModule(policy, **options)
+        saved.setup(trainer, trained, "fit")
+        if made is not None:
+            made.append(trained)
         return policy.gradient_checkpointing, given.gradient_checkpointing, said
 
     return run
@@ -77,12 +89,52 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
 
 def test_what_was_asked_for_is_left_alone(decided):
     assert decided(0.0, asked=False) == (True, False, [])  # the fixture's policy recomputes
+    assert decided(0.0, asked=False, micro_batch_size=2) == (True, False, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits", "pairs", "recomputed"),
+    [
+        ("auto", (8, False), 8, False),  # all of them
+        ("auto", (4, False), 4, False),  # enough tokens
+        ("auto", (2, False), 8, True),  # too few to keep a GPU busy
+        ("auto", (2, True), 2, True),
+        ("auto", (1, True), 1, True),
+        (True, (8, False), 8, True),
+        (False, (2, False), 2, False),
+    ],
+)
+def test_pairs_of_a_micro_batch(asked, fits, pairs, recomputed, decided, folder, monkeypatch):
+    """As many as fit, with activations kept if these are enough; the free bytes are for ``fits``."""
+    policy = PolicyModel(folder, rank=8)
+    monkeypatch.setattr(module, "BUSY", 4 * 160)
+    free = 1.01 / module.FREE * step_bytes(policy, fits[0], 96, 32, devices=1, recomputed=fits[1])
+    set_to: list[PreferenceModule] = []
+    found = decided(free, asked, micro_batch_size="auto", made=set_to)
+    assert set_to[0].micro_batch_size == pairs
+    assert found[2][0].startswith(f"micro_batch_size auto is {pairs}: a step takes some ")
+    if asked == "auto":
+        assert found[:2] == (recomputed, recomputed)
+
+
+def test_pairs_where_memory_does_not_choose(decided):
+    """Elsewhere 4, as at most; with a budget of tokens, and of attention that is not estimated, none."""
+    for options, pairs in (
+        ({"device": torch.device("cpu")}, 4),
+        ({"attention": "eager"}, 4),
+        ({"micro_batch_tokens": 999}, None),
+    ):
+        set_to: list[PreferenceModule] = []
+        assert "micro_batch_size" not in str(
+            decided(1e12, micro_batch_size="auto", made=set_to, **options)[2]
+        )
+        assert set_to[0].micro_batch_size == pairs
 
 
 def test_ranks_decide_alike(decided, folder, monkeypatch):
     """By the one that has least."""
     needed = step_bytes(PolicyModel(folder, rank=8), 8, 96, 32, devices=1)
-    monkeypatch.setattr(module, "max_over_ranks", lambda value, device: max(value, -int(0.5 * needed)))
+    monkeypatch.setattr(module, "min_over_ranks", lambda value, device: min(value, int(0.5 * needed)))
     assert decided(1e12)[0] is True
 
 
@@ -92,7 +144,7 @@ def test_what_a_policy_does(folder):
     def needed(**options):
         return step_bytes(PolicyModel(folder, rank=8, dtype="bfloat16", **options), 8, 96, 32, devices=1)
 
-    assert needed(lora_compute_dtype="base") < 0.9 * needed()
+    assert needed() < 0.9 * needed(lora_compute_dtype="float32")
     assert needed(layout="packed_shared") == needed(layout="shared") == needed()
     assert needed(attn_implementation="flash_attention_2") == needed(layout="packed") > 1.1 * needed()
 

@@ -224,7 +224,7 @@ def test_kept_gradients_and_example_hours(folder, capsys):
     found = memory(folder, rank=RANK, gradient_checkpointing=True, **options)
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("PACMR-DPO, GhostDotProduct") == 2
-    assert "20% and 50% of 0.001 TFLOP/s, examples, since no utilization is given" in text
+    assert "18% and 35% of 0.001 TFLOP/s, as measured on an H100 in updates of DPO" in text
     adapter = found["ddp"][1].adapter
     assert found["ddp"][1].gradients == (4 + 32) * adapter and found["ddp"][4].gradients == (4 + 8) * adapter
     assert found["zero3"][4].gradients == 4.25 * adapter
