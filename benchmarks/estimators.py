@@ -46,6 +46,14 @@ ESTIMATORS: dict[str, MetaGradientEstimator] = {
     "graph retained": ExactCoefficients(clip=None),
 }
 WHOLE = "forward and backward pass"
+LABELS = {
+    "central difference, raw step 3e-3": ("#0072B2", 0, 8, "central difference, step 0.003"),
+    "central difference, step 3e-3 / |d|": ("#D55E00", 1, 8, "step 0.003 / |d|"),
+    "central difference, step 0.1 / |d|": ("#009E73", 3, 8, "step 0.1 / |d|"),
+    "ghost dot product": ("#444444", 1, 14, "GhostDotProduct, and (dotted) ExactCoefficients"),
+    "graph retained": ("#444444", 0, 0, ""),
+}
+"""Colour, and where its name stands: number of the norm, points above the line."""
 
 
 def make_policy(folder: str, dtype: str) -> PolicyModel:
@@ -160,7 +168,12 @@ def main() -> None:
                         direction = {key: scale * d for key, d in unit.items()}
                         found = call_of(name, policy, batch, direction)().double()
                         errors.append(float((found / scale - truth).norm() / truth.norm()))
-                    axis.loglog(NORMS, errors, marker="o", ms=4, label=name)
+                    color, at, above, label = LABELS[name]
+                    dotted = ":" if name == "graph retained" else "-"
+                    axis.loglog(NORMS, errors, dotted, marker="o", ms=4, color=color)
+                    if dtype == "float32":
+                        place = {"xytext": (0, above), "textcoords": "offset points"}
+                        axis.annotate(label, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
                 seconds = (
                     whole
                     if name == WHOLE
@@ -171,10 +184,10 @@ def main() -> None:
                 table.add_row(name, *cells, f"{seconds / whole:.2f}", f"{peak:,.0f}")
             console.print(table)
             axis.axhline(1, color="gray", lw=0.8, ls="--")
-            axis.set(title=f"{dtype} base, fp32 adapter", xlabel="norm of d_meta")
+            axis.set_title(f"{dtype} base, fp32 adapter", fontsize=12)
+            axis.set_xlabel("norm of d_meta", fontsize=11)
             axis.grid(alpha=0.3)
-    axes[0].set_ylabel("relative error of the coefficients c")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    axes[0].set_ylabel("relative error of c", fontsize=11)
     figure.savefig(options.figure, dpi=150)
 
 

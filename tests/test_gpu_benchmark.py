@@ -260,9 +260,14 @@ def test_the_commands_of_the_page(gpu_first):
             stages += words if "--write" not in line else []
     assert stages == list(gpu_first.STAGES)
     # Both commands, as the page says them, leave three of fifteen minutes for the machine's start.
-    page = (BENCHMARKS.parent / "docs/performance.md").read_text()
-    said = re.findall(r"\| `(.+)` \| (\d+) \|", page)
+    said = re.findall(r"\| `(.+)` \| (\d+) \|", section)
     assert {name: int(seconds) for name, seconds in said} == gpu_first.STAGES
     said = re.findall(r"at most (\d+) seconds, (\d+) of them to install", section)
     whole, installed = (sum(map(int, column)) for column in zip(*said, strict=True))
     assert whole == sum(gpu_first.STAGES.values()) + installed < 720
+
+
+def test_the_page_has_the_kept_rows(gpu_first):
+    research = BENCHMARKS.parent / "research"
+    found = gpu_first.rows_of([research / "numbers/h100.jsonl"])
+    assert gpu_first.page(found) in (research / "notebook/one-gpu.md").read_text()

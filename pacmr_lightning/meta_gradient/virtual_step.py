@@ -13,7 +13,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import Direction
 from ..policy import PolicyModel
-from ..policy.mixed_precision_lora import HalfLinear, add_shift
+from ..policy.mixed_precision_lora import HalfLinear
 
 STEPS = 0.02, 0.1
 """Of a check. A deep base in bfloat16 may round as much of a log-probability as the first one moves it."""
@@ -36,7 +36,8 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
     Gradients are those at the shifted point. With activation checkpointing backward must run inside too. The
     reference is not shifted: its adapter is off. Where parameters are whole and LoRA computes in fp32,
     a moved copy of the adapter stands in for it (4 bytes per parameter) on an fp32 base and under compile,
-    where hooks would disable compiled layers. All else takes hooks: bf16 would round a small shift away.
+    where hooks would disable compiled layers. All else takes hooks, or has the shift beside the weights: bf16
+    would round a small one away.
 
     Args:
         policy: its adapter's ``data`` are other tensors inside, and the same ones as before afterwards.
@@ -70,18 +71,22 @@ def swapped(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
 
 @contextmanager
 def hooked(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
-    """``shifted`` by hooks, which add scale D x to the output W x of each LoRA linear."""
-    handles = []
+    """``shifted`` by hooks that add scale D x to the output W x of a LoRA linear, or by its ``shift``."""
+    handles, before = [], {}
     try:
         for name, linear in policy.lora_linears().items():
             if isinstance(linear, HalfLinear):
-                handles.append(add_shift(linear, direction[name], scale))
+                before[linear] = linear.shift
+                moved = scale * direction[name]
+                linear.shift = moved if linear.shift is None else linear.shift + moved
             else:
                 handles.append(linear.register_forward_hook(partial(_add, direction[name], scale)))
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for half, shift in before.items():
+            half.shift = shift
 
 
 @torch.no_grad()

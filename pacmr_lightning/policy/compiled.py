@@ -23,7 +23,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     Compiled modules skip hooks added later (``torch._dynamo.config.skip_nnmodule_hook_guards``), which single
     pairs' gradients need; so layers with hooks run uncompiled, as does generation. Adapter, gradients and
     each number of rows and tokens that torch does not take as dynamic have a graph of their own; the virtual
-    step swaps the parameters' data and needs none.
+    step swaps the parameters' data and needs none, or in bf16 has shifts and one more.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

@@ -4,7 +4,7 @@ PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to 
 memory traffic may take longer than the base's own product. Here A and B are cast down instead, as under
 autocast, and products are accumulated in fp32. Three things differ from autocast: B's product is added into
 the base's output before that is rounded, the weights' gradients are not rounded, and a shift of the weights
-(``add_shift``) is a product of its own, since most of it would vanish in the rounded sum of both.
+(``HalfLinear.shift``) is a product of its own, since most of it would vanish in the rounded sum of both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from .lora import ADAPTER
 
 LoraDtype = Literal["float32", "base"]
 BF16 = torch.bfloat16
-Shift = tuple[Tensor, float]
-"""D and c of a weight W + c D, of which D has W's shape."""
 
 
 def compute_in_base_dtype(layers: Iterable[LoraLayer]) -> None:
@@ -58,19 +56,10 @@ def in_float32(layers: Iterable[LoraLayer]) -> Iterator[None]:
             layer.__class__ = kind
 
 
-def add_shift(linear: HalfLinear, direction: Tensor, scale: float) -> RemovableHandle:
-    """Compute with the weight W + scale D, which is not added up in half precision, until ``remove``."""
-    return _with(linear, shift=(direction, scale))
-
-
 def without_gradient(linear: HalfLinear) -> RemovableHandle:
     """Do not compute the weight's gradient until the handle's ``remove``."""
-    return _with(linear, learns=False)
-
-
-def _with(linear: HalfLinear, **options: Any) -> RemovableHandle:
     return linear.register_forward_pre_hook(
-        lambda module, inputs, others: (inputs, {**others, **options}), with_kwargs=True
+        lambda module, inputs, others: (inputs, {**others, "learns": False}), with_kwargs=True
     )
 
 
@@ -100,22 +89,23 @@ def weight_gradient(linear: nn.Linear, x: Tensor, gradient: Tensor) -> Tensor:
 class HalfLinear(nn.Linear):
     """A or B of a LoRA layer, whose weight is wider than what it computes with."""
 
+    shift: Tensor | None = None
+    """S of the weight W + S that it computes with, which is not added up in half precision."""
+
 
 class _Down(HalfLinear):
     """(..., n) to (..., r); fp32 if the input is bf16."""
 
-    def forward(self, x: Tensor, shift: Shift | None = None, learns: bool = True) -> Tensor:
-        return _DownProduct.apply(x, self.weight, *(shift or (None, 0.0)), learns)
+    def forward(self, x: Tensor, learns: bool = True) -> Tensor:
+        return _DownProduct.apply(x, self.weight, self.shift, learns)
 
 
 class _Up(HalfLinear):
     """(..., r) to (..., n), added to ``base`` in its dtype, in place if possible."""
 
-    def forward(
-        self, x: Tensor, base: Tensor | None = None, shift: Shift | None = None, learns: bool = True
-    ) -> Tensor:
+    def forward(self, x: Tensor, base: Tensor | None = None, learns: bool = True) -> Tensor:
         base = x.new_zeros(*x.shape[:-1], self.out_features) if base is None else base
-        return _UpProduct.apply(x, base, self.weight, *(shift or (None, 0.0)), learns)
+        return _UpProduct.apply(x, base, self.weight, self.shift, learns)
 
 
 @cache
@@ -127,30 +117,28 @@ def _in_base_dtype(kind: Any) -> type[LoraLayer]:
         if not fits or self.disable_adapters or self.merged:
             return kind.forward(self, x, *args, **kwargs)
         down, up, scaling = self.lora_A[ADAPTER], self.lora_B[ADAPTER], self.scaling[ADAPTER]
-        if not (_hooked(down) or _hooked(up)):
+        if not (_changed(down) or _changed(up)):
             return _Product.apply(x, self.base_layer(x), down.weight, up.weight, scaling)
         return up(down(x) * scaling, self.base_layer(x))
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
-def _to_rank(x: Tensor, weight: Tensor, direction: Tensor | None, scale: float) -> Tensor:
+def _to_rank(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
     """(T, r) of (T, n) x and (n, r) weights; fp32 if x is bf16."""
     found = product(x, weight.to(x.dtype))
-    return found if direction is None else found.add(product(x, direction.to(x.dtype)), alpha=scale)
+    return found if shift is None else found + product(x, shift.to(x.dtype))
 
 
-def _from_rank(
-    x: Tensor, weight: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _from_rank(x: Tensor, weight: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Factors in ``dtype`` whose product is that of (T, r) x and (r, n) weights, rounded once."""
-    if direction is not None:
-        x, weight = torch.cat([x, scale * x], 1), torch.cat([weight, direction])
+    if shift is not None:
+        x, weight = torch.cat([x, x], 1), torch.cat([weight, shift])
     return x.to(dtype), weight.to(dtype)
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _changed(linear: HalfLinear) -> bool:
+    return bool(linear._forward_hooks or linear._forward_pre_hooks) or linear.shift is not None
 
 
 def _writable(ctx: Any, base: Tensor) -> Tensor:
@@ -163,7 +151,7 @@ def _writable(ctx: Any, base: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A and B without hooks, in one node: a small model's time on a GPU is that of its number of kernels."""
+    """A and B without hooks or shift, in one node: calls of operations are most of a small model's time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
@@ -194,52 +182,42 @@ class _Product(torch.autograd.Function):
 
 class _DownProduct(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, direction: Tensor | None, scale: float, learns: bool
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, direction)
-        ctx.scale, ctx.learns = scale, learns
-        moved = None if direction is None else direction.T
-        return _to_rank(x.flatten(0, -2), weight.T, moved, scale).view(*x.shape[:-1], len(weight))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, shift: Tensor | None, learns: bool) -> Tensor:
+        ctx.save_for_backward(x, weight, shift)
+        ctx.learns = learns
+        moved = None if shift is None else shift.T
+        return _to_rank(x.flatten(0, -2), weight.T, moved).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, direction = ctx.saved_tensors
+        x, weight, shift = ctx.saved_tensors
         g, gx, gw = gradient.flatten(0, -2), None, None
         if ctx.needs_input_grad[0]:
-            a, b = _from_rank(g, weight, direction, ctx.scale, x.dtype)
+            a, b = _from_rank(g, weight, shift, x.dtype)
             gx = (a @ b).view_as(x)
         if ctx.needs_input_grad[1] and ctx.learns:
             gw = product(g.to(x.dtype).T, x.flatten(0, -2))
-        return gx, gw, None, None, None
+        return gx, gw, None, None
 
 
 class _UpProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        base: Tensor,
-        weight: Tensor,
-        direction: Tensor | None,
-        scale: float,
-        learns: bool,
+        ctx: Any, x: Tensor, base: Tensor, weight: Tensor, shift: Tensor | None, learns: bool
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, direction)
-        ctx.scale, ctx.learns = scale, learns
+        ctx.save_for_backward(x, weight, shift)
+        ctx.learns = learns
         base = _writable(ctx, base)
-        moved = None if direction is None else direction.T
-        base.view(-1, base.shape[-1]).addmm_(
-            *_from_rank(x.flatten(0, -2), weight.T, moved, scale, base.dtype)
-        )
+        moved = None if shift is None else shift.T
+        base.view(-1, base.shape[-1]).addmm_(*_from_rank(x.flatten(0, -2), weight.T, moved, base.dtype))
         return base
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, direction = ctx.saved_tensors
+        x, weight, shift = ctx.saved_tensors
         g, gx, gw = gradient.flatten(0, -2), None, None
         if ctx.needs_input_grad[0]:
-            gx = _to_rank(g, weight, direction, ctx.scale).to(x.dtype).view_as(x)
+            gx = _to_rank(g, weight, shift).to(x.dtype).view_as(x)
         if ctx.needs_input_grad[2] and ctx.learns:
             gw = product(g.T, x.flatten(0, -2).to(g.dtype))
-        return gx, gradient, gw, None, None, None
+        return gx, gradient, gw, None, None

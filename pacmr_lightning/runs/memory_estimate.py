@@ -150,8 +150,8 @@ def held(
         adapter=adapter,
         optimizer=2 * adapter,
         # Gradients of two micro-batches, and their sum; with VNet the virtual step's direction, and the moved
-        # copy of the adapter (``virtual_step.swapped``).
-        gradients=(4 + kept + (stage < 3 and frozen[0].dtype == torch.float32) if vnet else 3) * adapter,
+        # copy of the adapter, or its shift.
+        gradients=(5 + kept if vnet else 3) * adapter,
         buffers=adapter if devices > 1 else 0,
         activations=activations,
     )

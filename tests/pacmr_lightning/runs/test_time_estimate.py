@@ -226,8 +226,8 @@ def test_kept_gradients_and_example_hours(folder, capsys):
     assert text.count("PACMR-DPO, GhostDotProduct") == 2
     assert "18% and 35% of 0.001 TFLOP/s, as measured on an H100 in updates of DPO" in text
     adapter = found["ddp"][1].adapter
-    assert found["ddp"][1].gradients == (4 + 32) * adapter and found["ddp"][4].gradients == (4 + 8) * adapter
-    assert found["zero3"][4].gradients == 4.25 * adapter
+    assert found["ddp"][1].gradients == (5 + 32) * adapter and found["ddp"][4].gradients == (5 + 8) * adapter
+    assert found["zero3"][4].gradients == 5.25 * adapter
 
 
 OUT_OF_RANGE = {"coverage": 1.1, "validations": -1, "every": 0, "rank": 0}
