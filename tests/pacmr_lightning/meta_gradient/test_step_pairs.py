@@ -116,7 +116,7 @@ def test_on_a_cpu_its_ram_decides(large, monkeypatch):
     overruled = "overrule it by --model.weighting.keep_gradients"
     assert said[0].startswith("keep_gradients auto is true: ") and said[0].endswith(f"{overruled} false.")
     assert said[1].startswith("keep_gradients auto is false: ") and said[1].endswith(f"{overruled} true.")
-    for name, of in (("ranks", lambda: 2), ("max_over_ranks", lambda value, device: value + 8)):
+    for name, of in (("ranks", lambda: 2), ("min_over_ranks", lambda value, device: value - 8)):
         policy.pair_memory = None
         with monkeypatch.context() as patch:
             patch.setattr(module, "ram", lambda: 8 * gradients)

@@ -105,6 +105,8 @@ def test_layers_share_their_code(graphs, make_policy, make_batch):
     assert counts[0] == counts[1] > 0
 
 
+# Of torch's own, when it traces an autograd.Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, HALF])
 def test_the_virtual_step_takes_the_policys_graphs(options, graphs, make_policy, make_batch):
     """VNet's update compiles nothing where such rows were read; in bf16, one graph with shifts."""
