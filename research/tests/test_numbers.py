@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t
+from scipy.stats import binomtest, t
 
 from research.frontier import at_best, at_kls, compared
 from research.told_share import TUNED, held_out_runs
@@ -502,3 +502,26 @@ def test_reward_against_noise_rate():
         refined, twice = (kept.loc[name, rate]["gold_reward"] for name in ("estimated", "dpo_two_epochs"))
         numbers = [float(number) for number in re.findall(r"[+-]\d\.\d\d", gaps[place])]
         assert list(interval(refined - twice)) == pytest.approx(numbers, abs=0.0051)
+
+
+def test_two_readers_of_original_labels():
+    """Labels that both contradict, of pairs on which they agree; and one reader checked by the other."""
+    text, pairs = notebook("original-labels"), pd.read_csv(NUMBERS / "original-labels.csv")
+    checked = {}
+    for data, name in (("hh", "HH"), ("tldr", "TL;DR")):
+        of = pairs[pairs["data"] == data]
+        for suspicious, kind in ((1, "highest-ranked"), (0, "random")):
+            one = of[of["suspicious"] == suspicious]
+            agreed = one[one["against_1"] == one["against_2"]]
+            wrong = int(agreed["against_1"].sum())
+            low, high = binomtest(wrong, len(agreed)).proportion_ci(0.95, "exact")
+            share = f"{wrong} ({wrong / len(agreed):.0%})"
+            line = f"| {name}, {kind} | {len(one)} | {len(agreed)} | {share} | {low:.0%} to {high:.0%} |"
+            assert line in text
+        judged = of[of["against_1"] == 1]
+        parts = {"all pairs": judged, "random": judged[judged["suspicious"] == 0]}
+        parts["sure"] = judged[judged["sure_1"] > 1]
+        for part, labels in parts.items():
+            checked.setdefault(part, []).append(f"{labels['against_2'].sum()} of {len(labels)}")
+    for counts in checked.values():
+        assert f"| {counts[0]} | {counts[1]} |" in text
