@@ -418,7 +418,7 @@ SETTINGS = {
     "kept, 16 at once": (False, 16),
     "kept, 32 at once": (False, 32),
 }
-"""Whether activations are recomputed, and pairs of a forward pass (8 unless said)."""
+"""Settings by name: true to recompute activations, and pairs of a forward pass."""
 
 
 class Speed(Bench):
