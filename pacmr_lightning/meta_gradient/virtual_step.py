@@ -16,7 +16,7 @@ from ..policy import PolicyModel
 from ..policy.mixed_precision_lora import HalfLinear
 
 STEPS = 0.02, 0.1
-"""Steps of a check: a deep base in bfloat16 may round as much of a log-probability as the first one moves it."""
+"""Steps of a check: in bfloat16 a deep base may round as much of a log-probability as the first one moves."""
 MISSED = 0.1
 """Largest relative error of a check."""
 
