@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t
+from scipy.stats import binomtest, t
 
 from research.frontier import at_best, at_kls, compared
 from research.told_share import TUNED, held_out_runs
@@ -340,6 +340,51 @@ def test_original_labels():
         ),
     ):
         assert words.format(*decided) in " ".join(page.split())
+
+
+def test_probes_by_size():
+    """Ten draws of injected noise by data, number of pairs, noise rate and base model."""
+    text, frame = notebook("probe-sizes"), kept_runs("probe-sizes")
+    assert frame.groupby(["data", "pairs", "flips", "model"]).size().eq(10).all()
+    for (data, pairs, flips, model), part in frame.groupby(["data", "pairs", "flips", "model"]):
+        mean, low, high = part.mean(numeric_only=True), part["rate_low"], part["rate_high"]
+        holds = ((low <= part["injected"]) & (part["injected"] <= high)).sum()
+        line = (
+            f"| {data}, {pairs} pairs, {flips:.0%}, {model} | {mean['auroc']:.2f} ± {part['auroc'].std():.2f} | "
+            f"{mean['average_precision']:.2f} | {100 * mean['precision_in_first_100']:.0f} | "
+            f"{mean['accuracy']:.2f} | {mean['agreement']:.2f} | {low.mean():.0%} to {high.mean():.0%} | {holds} | "
+            f"{part['rate_identified'].sum()} |"
+        )
+        assert line in text, line
+
+
+def test_features_of_probes():
+    text, frame = table(notebook("probe-sizes"), "| prompts, features |"), kept_runs("probe-features")
+    columns = [(data, model) for data in ("HH", "TL;DR") for model in ("smollm2-135m", "qwen2.5-coder-0.5b")]
+    printed = {(half, name) for half, name in (row.split(", ", 1) for row in text if row != "prompts, features")}
+    assert printed == set(zip(frame["half"], frame["features"], strict=True))
+    for row, part in frame.set_index(["half", "features", "data", "model"]).groupby(["half", "features"]):
+        for column, cell in zip(columns, text[", ".join(row)], strict=True):
+            found = part.loc[(*row, *column)] if (*row, *column) in part.index else None
+            if found is None:
+                assert cell == ""
+                continue
+            more = f" ({found['difference']:+.3f} ± {found['standard_error']:.3f})"
+            assert cell == f"{found['auroc']:.3f}" + more * (found["minus"] == found["minus"])
+
+
+def test_original_labels_by_two_readers():
+    """Of the pairs on which both agree, those whose label looks wrong, with Clopper and Pearson's interval."""
+    readings = kept_runs("probe-readings")
+    printed = table(notebook("probe-sizes"), "| data | suspected | random |")
+    for data, of_data in readings.groupby("data"):
+        assert of_data.groupby("drawn").size().tolist() == [60, 60]
+        agree = of_data[of_data["reader_1"] == of_data["reader_2"]]
+        assert len(agree) == 111
+        for drawn, cell in zip(("suspect", "random"), printed[data], strict=True):
+            wrong = agree.loc[agree["drawn"] == drawn, "reader_1"] == "wrong"
+            found = binomtest(int(wrong.sum()), len(wrong)).proportion_ci()
+            assert cell == f"{wrong.sum()} of {len(wrong)} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def test_scorers_of_injected_noise():
