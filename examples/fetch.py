@@ -39,7 +39,7 @@ class Model(NamedTuple):
     packages: tuple[str, ...]
     """Wheels that hold the GGUF file or its pieces, in order; each's largest file."""
     sha256: str
-    """Of the GGUF file."""
+    """SHA-256 of the GGUF file."""
     needed: int
     """GiB of memory, and of disk."""
 

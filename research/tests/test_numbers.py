@@ -350,10 +350,11 @@ def test_probes_by_size():
         mean, low, high = part.mean(numeric_only=True), part["rate_low"], part["rate_high"]
         holds = ((low <= part["injected"]) & (part["injected"] <= high)).sum()
         line = (
-            f"| {data}, {pairs} pairs, {flips:.0%}, {model} | {mean['auroc']:.2f} ± {part['auroc'].std():.2f} | "
+            f"| {data}, {pairs} pairs, {flips:.0%}, {model} | "
+            f"{mean['auroc']:.2f} ± {part['auroc'].std():.2f} | "
             f"{mean['average_precision']:.2f} | {100 * mean['precision_in_first_100']:.0f} | "
-            f"{mean['accuracy']:.2f} | {mean['agreement']:.2f} | {low.mean():.0%} to {high.mean():.0%} | {holds} | "
-            f"{part['rate_identified'].sum()} |"
+            f"{mean['accuracy']:.2f} | {mean['agreement']:.2f} | {low.mean():.0%} to {high.mean():.0%} | "
+            f"{holds} | {part['rate_identified'].sum()} |"
         )
         assert line in text, line
 
@@ -361,8 +362,7 @@ def test_probes_by_size():
 def test_features_of_probes():
     text, frame = table(notebook("probe-sizes"), "| prompts, features |"), kept_runs("probe-features")
     columns = [(data, model) for data in ("HH", "TL;DR") for model in ("smollm2-135m", "qwen2.5-coder-0.5b")]
-    printed = {(half, name) for half, name in (row.split(", ", 1) for row in text if row != "prompts, features")}
-    assert printed == set(zip(frame["half"], frame["features"], strict=True))
+    assert text.keys() - {"---"} == set(frame["half"] + ", " + frame["features"])
     for row, part in frame.set_index(["half", "features", "data", "model"]).groupby(["half", "features"]):
         for column, cell in zip(columns, text[", ".join(row)], strict=True):
             found = part.loc[(*row, *column)] if (*row, *column) in part.index else None
@@ -374,7 +374,7 @@ def test_features_of_probes():
 
 
 def test_original_labels_by_two_readers():
-    """Of the pairs on which both agree, those whose label looks wrong, with Clopper and Pearson's interval."""
+    """Pairs on which both agree whose label looks wrong, with Clopper and Pearson's interval."""
     readings = kept_runs("probe-readings")
     printed = table(notebook("probe-sizes"), "| data | suspected | random |")
     for data, of_data in readings.groupby("data"):
