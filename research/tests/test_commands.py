@@ -10,7 +10,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef main(" in pat
 
 
 def test_all_experiments_are_found():
-    assert len(NAMES) == 9
+    assert len(NAMES) == 10
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,6 +34,7 @@ def test_help_and_index(name, capsys):
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),
+        (["probe_sizes", "--figure", "/dev/null/x.png"], "/dev/null"),
     ],
 )
 def test_bad_input(words, message, tmp_path, monkeypatch, capsys):

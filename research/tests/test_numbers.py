@@ -336,6 +336,37 @@ def test_original_labels():
     assert words.format(*decided) in " ".join(text.split())
 
 
+def test_probes_by_size():
+    """Ten draws of injected noise by data, number of pairs, noise rate and base model."""
+    text, frame = notebook("probe-sizes"), kept_runs("probe-sizes")
+    assert frame.groupby(["data", "pairs", "flips", "model"]).size().eq(10).all()
+    for (data, pairs, flips, model), part in frame.groupby(["data", "pairs", "flips", "model"]):
+        mean, low, high = part.mean(numeric_only=True), part["rate_low"], part["rate_high"]
+        holds = ((low <= part["injected"]) & (part["injected"] <= high)).sum()
+        line = (
+            f"| {data}, {pairs} pairs, {flips:.0%}, {model} | "
+            f"{mean['auroc']:.2f} ± {part['auroc'].std():.2f} | "
+            f"{mean['average_precision']:.2f} | {100 * mean['precision_in_first_100']:.0f} | "
+            f"{mean['accuracy']:.2f} | {mean['agreement']:.2f} | {low.mean():.0%} to {high.mean():.0%} | "
+            f"{holds} | {part['rate_identified'].sum()} |"
+        )
+        assert line in text, line
+
+
+def test_features_of_probes():
+    text, frame = table(notebook("probe-sizes"), "| prompts, features |"), kept_runs("probe-features")
+    columns = [(data, model) for data in ("HH", "TL;DR") for model in ("smollm2-135m", "qwen2.5-coder-0.5b")]
+    assert text.keys() - {"---"} == set(frame["half"] + ", " + frame["features"])
+    for row, part in frame.set_index(["half", "features", "data", "model"]).groupby(["half", "features"]):
+        for column, cell in zip(columns, text[", ".join(row)], strict=True):
+            found = part.loc[(*row, *column)] if (*row, *column) in part.index else None
+            if found is None:
+                assert cell == ""
+                continue
+            more = f" ({found['difference']:+.3f} ± {found['standard_error']:.3f})"
+            assert cell == f"{found['auroc']:.3f}" + more * (found["minus"] == found["minus"])
+
+
 def test_scorers_of_injected_noise():
     """AUROC on HH and film reviews, which the figure of docs/real_text.md shows."""
     auroc = kept_runs("judges").set_index(["data", "judge"])["auroc"]
