@@ -8,6 +8,7 @@ in seconds per cell. Runs and rows that are there are not made again.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from pacmr_lightning.audit.asking import pairs_to_judge
 from pacmr_lightning.audit.noise_rate import NoiseRate, SampleEstimate, estimate_noise_rate
 from pacmr_lightning.audit.votes import Evidence, estimate_by_votes
+from pacmr_lightning.commands.second_pass import SAFE_SHARE
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.files import replacing
 
@@ -41,6 +43,8 @@ JUDGES = {
 }
 """Kinds of judges by their names in the table: an error rate, or a bias in units of gold reward."""
 BIAS = 2.0
+SECOND, SECOND_JUDGE = (0, 400, 1600), "errors 20%"
+"""Judged pairs and judges of second passes."""
 CHOICES = ("default", "uncertain", "suspicious", "near 0", "random")
 
 
@@ -92,6 +96,47 @@ def train(output: str, seed: int) -> None:
 
 def _pacmr(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "pacmr_lightning", *map(str, words)], check=True)
+
+
+def second_passes(output: str, table: Path, noise: float, seeds: Sequence[int]) -> None:
+    """Train a second pass with soft labels from audits without and with judges, and keep its gold reward."""
+    done = pd.read_csv(table).to_dict("records") if table.exists() else []
+    sft = Path(output) / "sft"
+    for pairs in scored(output):
+        if pairs.noise != noise or pairs.seed not in seeds:
+            continue
+        alone = estimate_noise_rate(pairs.u, pairs.prompts, None, RESAMPLES)
+        found = pd.read_parquet(folder_of(output, noise, pairs.seed) / "audit" / "pairs.parquet")
+        for number in SECOND:
+            if any((row["noise"], row["seed"], row["number"]) == (noise, pairs.seed, number) for row in done):
+                continue
+            # Without an estimate, what refine assumes.
+            rate = (
+                alone
+                if alone.identified
+                else estimate_noise_rate(pairs.u, pairs.prompts, min(SAFE_SHARE, alone.at_most), RESAMPLES)
+            )
+            if number:
+                rate = judged(pairs, SECOND_JUDGE, CHOICES[0], number, alone)[0]
+            folder = Path(output) / f"second-noise{100 * noise:g}-seed{pairs.seed}-judged{number}"
+            folder.mkdir(exist_ok=True)
+            file = folder.with_suffix(".parquet")
+            found.assign(p_wrong=rate.wrong(pairs.u)).to_parquet(file)
+            words = f"--config quickstart/preference --model.policy.model {sft}/model"
+            words += f" --model.objective.beta 1 --seed_everything {pairs.seed} --data.seed {pairs.seed}"
+            words += f" --data.noise_seed {pairs.seed} --data.noise_rate {noise} --data.source.pairs {PAIRS}"
+            words += f" --data.source.pairs_seed {pairs.seed} --trainer.default_root_dir {folder}"
+            words += " --model.weighting AuditedWeights --model.weighting.soft_labels true"
+            words += f" --model.weighting.audit {file} --trainer.callbacks RunSummary"
+            words += " --trainer.callbacks+ GoldReward --trainer.callbacks.samples 1440"
+            words += " --trainer.callbacks.max_new_tokens 12"
+            _pacmr("fit", *words.split())
+            metrics = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]
+            row = {"noise": noise, "seed": pairs.seed, "number": number, "rate": rate.rate}
+            row |= {name: metrics[f"val/{name}"] for name in ("gold_reward", "sequence_kl", "gold_accuracy")}
+            done.append(row)
+            with replacing(table) as temporary:
+                pd.DataFrame(done).to_csv(temporary, index=False, float_format="%.4f")
 
 
 def scored(output: str) -> Iterator[Scored]:
@@ -167,13 +212,20 @@ def result(pairs: Scored, rate: NoiseRate, suspicion: np.ndarray, p_wrong: np.nd
     return row
 
 
-def by_judges(pairs: Scored, judges: str, choice: str, number: int, alone: NoiseRate) -> dict[str, object]:
-    """Return the result with votes of ``judges`` on ``number`` pairs."""
+def judged(
+    pairs: Scored, judges: str, choice: str, number: int, alone: NoiseRate
+) -> tuple[NoiseRate, np.ndarray]:
+    """Return the noise rate with votes of ``judges`` on ``number`` pairs, and (N, J) votes on all pairs."""
     votes = votes_of(pairs, JUDGES[judges])
     asked = np.zeros(len(pairs.u), dtype=bool)
     asked[chosen(pairs, alone, choice, number)] = True
     evidence = Evidence(JUDGES[judges], votes * asked[:, None], asked, np.zeros(len(asked), dtype=int))
-    rate = estimate_by_votes(pairs.u, pairs.prompts, evidence, resamples=RESAMPLES)
+    return estimate_by_votes(pairs.u, pairs.prompts, evidence, resamples=RESAMPLES), votes
+
+
+def by_judges(pairs: Scored, judges: str, choice: str, number: int, alone: NoiseRate) -> dict[str, object]:
+    """Return the result with votes of ``judges`` on ``number`` pairs."""
+    rate, votes = judged(pairs, judges, choice, number, alone)
     assert rate.judged is not None
     row = result(pairs, rate, -rate.judged.log_odds, rate.wrong(pairs.u))
     first = rate.judged.table.iloc[0]
@@ -229,16 +281,21 @@ def cells() -> Iterator[tuple[str, str, str, int]]:
 KEYS = ["noise", "seed", "kind", "judges", "choice", "number"]
 
 
-def judged_audit(*, output: str, table: str, seeds: list[int] | None = None) -> None:
+def judged_audit(
+    *, output: str, table: str, seeds: list[int] | None = None, second: str | None = None
+) -> None:
     """Train runs of some seeds, and measure every cell of every run that is not in the table yet.
 
     Args:
         output: folder of the runs.
         table: CSV file of the results, a row per run and cell.
         seeds: seeds of pairs, label noise and adapter, to be trained; gold reward and reference stay.
+        second: CSV file for the gold rewards of second passes at the highest noise rate, on these seeds.
     """
     for seed in seeds or ():
         train(output, seed)
+    if second is not None:
+        second_passes(output, Path(second), max(RATES), seeds or ())
     path = Path(table)
     rows = (
         pd.read_csv(path, keep_default_na=False, na_values=["nan"]).to_dict("records")

@@ -255,6 +255,7 @@ def decide(
     ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
     ``estimate`` takes a known rate or None; default: ``rate_by``.
     """
+    alone = estimate is None
     estimate = estimate or partial(rate_by, pairs, scorer)
     notes: list[str] = []
     sample: pd.DataFrame | None = None
@@ -263,7 +264,7 @@ def decide(
         noise_rate = read.told if noise_rate is None else noise_rate
         notes += read.sentences(own, noise_rate)
         sample = read.table(own)
-        found = estimate(noise_rate)
+        found = own if alone and noise_rate is None else estimate(noise_rate)
     else:
         found = estimate(noise_rate)
     needed = noise_rate is None and (memorised or not found.identified)

@@ -175,9 +175,8 @@ def conclude(
     evidence, asking = _evidence(scored, options, answers or folder / ANSWERS)
 
     def estimate(known: float | None) -> NoiseRate:
-        if evidence is None:
-            return rate_by(pairs, scored.scorer, known)
         u, prompts = (pairs[name].to_numpy() for name in (BASIS[scored.scorer], "prompt"))
+        assert evidence is not None
         return estimate_by_votes(u, prompts, evidence, known)
 
     with waiting("Estimating the noise rate"):
@@ -188,7 +187,7 @@ def conclude(
             options.fallback_noise_rate,
             scored.memorised,
             None if decided is None else decided.estimate,
-            estimate,
+            None if evidence is None else estimate,
         )
         if decision.rate.judged is not None:
             pairs, scorer = pairs.assign(judged_u=decision.rate.judged.log_odds), "judge"

@@ -2,7 +2,7 @@
 
 A label is right with probability 1 - eps. Given that, three views of a pair are independent: u, by which it
 is right with log-odds k u before the label is known; the vote of each judge, for the better response with the
-probability a_j, the judge's reliability; and perhaps a decision, which is the truth. So
+probability a_j, the judge's reliability; and perhaps a decision, with a reliability of ``_PERSON``. So
 
     L = (1 - eps) sigmoid(k u) prod_j P(s_j | right) + eps sigmoid(-k u) prod_j P(s_j | wrong)
     logit P(right) = logit(1 - eps) + k u + sum_j s_j logit(a_j)
@@ -38,6 +38,8 @@ from .noise_rate import RESAMPLES, Judged, NoiseRate, design_effect, tenths
 _BINS = 256
 _RELIABILITIES = (0.5, 0.99)
 """Bounds; a judge is no worse than chance."""
+_PERSON = 0.98
+"""Reliability of a decision; at 1 a single slip on a confident pair would decide the fit."""
 _LOWEST = 1e-6
 """Lower bound of eps, at which its logarithm is finite."""
 _STARTS = ((0.02, 1.0), (0.25, 1.0))
@@ -129,8 +131,8 @@ class _Cells:
         lean = self.votes @ logit(a) / 2
         right = np.log1p(-rate) + log_expit(slope * self.u) + voted + lean
         wrong = np.log(rate) + log_expit(-slope * self.u) + voted - lean
-        right = np.where(self.truth < 0, -np.inf, right)
-        wrong = np.where(self.truth > 0, -np.inf, wrong)
+        lean = self.truth * logit(_PERSON) / 2
+        right, wrong = right + lean, wrong - lean
         return np.logaddexp(right, wrong), expit(right - wrong)
 
 
