@@ -103,10 +103,10 @@ def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
     assert "refuses the API key" in said
     assert {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS} == before
     server.always = None
-    server.script = [400]
+    server.script = [None, None, "html"]
     capsys.readouterr()
     more = [*words, "--judged_pairs", str(JUDGED + 20)]
-    cli.main(more)
+    cli.main([*more, "--judges.retries", "0", "--judges.concurrency", "1"])
     assert "1 requests failed" in capsys.readouterr().out
     count = len(server.requests)
     cli.main(more)
