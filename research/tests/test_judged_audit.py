@@ -23,7 +23,11 @@ def cell_of(name):
 
 
 def test_judges_and_decisions():
-    rows = table(notebook("judges-and-decisions"), "| evidence besides u |")
+    first = (
+        "| evidence besides u | average precision at 20, 30, 40% | estimated noise rate "
+        "| intervals that hold the truth |"
+    )
+    rows = table(notebook("judges-and-decisions"), f"{first}\n")
     assert len(rows) == 17
     numbers = kept_runs("judged-audit").fillna({"judges": "", "choice": ""})
     for name, (precision, rate, held) in rows.items():

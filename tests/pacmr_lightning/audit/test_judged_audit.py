@@ -107,7 +107,7 @@ def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
     capsys.readouterr()
     more = [*words, "--judged_pairs", str(JUDGED + 20)]
     cli.main([*more, "--judges.retries", "0", "--judges.concurrency", "1"])
-    assert "1 requests failed" in capsys.readouterr().out
+    assert "1 requests failed" in capsys.readouterr().err
     count = len(server.requests)
     cli.main(more)
     assert len(server.requests) == count + 1
