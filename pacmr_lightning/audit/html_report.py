@@ -70,13 +70,14 @@ def html_report(
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     known = int(pairs["flipped"].notna().sum())
     doubted = findings.doubted[0]
+    votes = [name for name in pairs if name.startswith(VOTE)]
     script = _part("report.js")
     drawn = [
         _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))
         for i, name in enumerate(sample, 1)
     ]
     suspected = [
-        _article(row, texts[name], False, _suspect_facts(row)) | {"verdict": _verdict(row)}
+        _article(row, texts[name], False, _suspect_facts(row, votes)) | {"verdict": _verdict(row)}
         for name, row in listed.items()
         if name not in set(sample)
     ]
@@ -153,14 +154,14 @@ def _facts(row: Any, place: str, *more: str) -> str:
     return " · ".join([place, row.id, *category, *more])
 
 
-def _suspect_facts(row: Any) -> str:
+def _suspect_facts(row: Any, columns: Sequence[str]) -> str:
     facts = []
     if not pd.isna(row.p_wrong):
         facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {row.suggested}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")
-    votes = [value for name, value in row._asdict().items() if name.startswith(VOTE) and not pd.isna(value)]
+    votes = [vote for name in columns if not pd.isna(vote := getattr(row, name))]
     if votes:
         facts.append(f"judges: {votes.count(1)} for the label, {votes.count(-1)} against")
     facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]

@@ -49,7 +49,7 @@ _START = 0.75
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of N pairs besides a score."""
+    """Votes and decisions on N pairs."""
 
     judges: Sequence[str]
     votes: np.ndarray
