@@ -27,6 +27,8 @@ class Findings:
     ``suggested`` ("keep" or "swap") and ``rank``.
     """
     scorer: Scorer
+    alone: Scorer
+    """The scorer, or the one that votes of judges are combined with."""
     threshold: float
     cut: float | None
     """The threshold on the score; None if no label, or every label, is suspected."""
@@ -53,14 +55,25 @@ class Findings:
         return int((self.pairs["suggested"] == "swap").sum())
 
 
-def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float, varies: bool) -> Findings:
-    """Rank pairs of ``ScoredPairs``, and mark labels with P(wrong) above a threshold as suspected errors."""
+def find(
+    pairs: pd.DataFrame,
+    scorer: Scorer,
+    rate: NoiseRate,
+    threshold: float,
+    varies: bool,
+    alone: Scorer | None = None,
+) -> Findings:
+    """Rank pairs of ``ScoredPairs``, and mark labels with P(wrong) above a threshold as suspected errors.
+
+    With the scorer "judge", ``alone`` is the scorer that the votes are combined with.
+    """
     computed: dict[Scorer, bool] = {
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
-        "policy": scorer == "policy",
+        "policy": "policy" in (scorer, alone),
         "pre_update": "pre_update_u" in pairs,
         "probe": "probe_u" in pairs and bool(pairs["probe_u"].notna().all()),
+        "judge": False,
     }
     rates: dict[Scorer, NoiseRate] = {scorer: rate}
     for name in (name for name in computed if computed[name] and name != scorer):
@@ -81,9 +94,9 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
     ]
     number = int(suspected[scorer].sum())
     # Without a policy u is the probe's.
-    if scorer != "probe" or not pairs["u"].equals(pairs["probe_u"]):
+    if (alone or scorer) != "probe" or not pairs["u"].equals(pairs["probe_u"]):
         methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
-        if scorer != "policy":
+        if "policy" not in (scorer, alone):
             methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     unseen = [name for name in UNSEEN if computed[name]]
     best = max(unseen, key=lambda name: signed_rank_agreement(pairs[SCORES[name]].to_numpy()), default=None)
@@ -96,7 +109,7 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
     groups = group_reliability(ranked, ranked[BASIS[scorer]].to_numpy(), rate)
     quality = detection_quality(methods, pairs["flipped"])
-    return Findings(ranked, scorer, threshold, cut, rates, quality, groups)
+    return Findings(ranked, scorer, alone or scorer, threshold, cut, rates, quality, groups)
 
 
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate) -> np.ndarray:

@@ -94,9 +94,9 @@ def fit_curve(
         by_p = agreeing / (1 - p) - against / p
         by_slope = -(1 - 2 * rate) * size * unsure * (1 - unsure)
         gradient = np.append((by_p * (1 - 2 * unsure)).sum(1), (by_p * by_slope).sum())
-        off = _spreads_above_typical(slope)
-        gradient[-1] += off / (SPREAD * max(slope, TYPICAL))
-        return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + off**2 / 2, gradient
+        prior, by_slope = prior_of_slope(slope)
+        gradient[-1] += by_slope
+        return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + prior, gradient
 
     bounds = [rates] * groups + [slopes]
     fits = [
@@ -110,11 +110,13 @@ def fit_curve(
         for rate, slope in starts
     ]
     best = min(fits, key=lambda fit: fit.fun)
-    return best.x[:-1], float(best.x[-1]), float(best.fun - _spreads_above_typical(best.x[-1]) ** 2 / 2)
+    return best.x[:-1], float(best.x[-1]), float(best.fun - prior_of_slope(best.x[-1])[0])
 
 
-def _spreads_above_typical(slope: float) -> float:
-    return np.log(max(slope, TYPICAL) / TYPICAL) / SPREAD
+def prior_of_slope(slope: float) -> tuple[float, float]:
+    """Return minus the log-prior of k (per mean of abs(u)), and its derivative."""
+    off = np.log(max(slope, TYPICAL) / TYPICAL) / SPREAD
+    return off**2 / 2, off / (SPREAD * max(slope, TYPICAL))
 
 
 @dataclass(frozen=True)

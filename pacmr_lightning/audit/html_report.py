@@ -27,7 +27,8 @@ from .decisions import Texts
 from .findings import Findings
 from .flip_curve import share_against
 from .group_reliability import LEAST
-from .scorers import SCORES
+from .noise_rate import Judged
+from .scorers import SCORES, VOTE
 from .suspect_traits import LEVEL
 from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
 
@@ -42,6 +43,7 @@ _LABELS = {
     "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
     "pre_update_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
+    "judged_u": "Log-odds of the label by score and judges (nats)",
     "probe_u": "Log-odds of the label by a linear probe (nats)",
     "unpulled_u": "Implicit reward margin $u$ without self-influence (nats)",
 }
@@ -68,13 +70,14 @@ def html_report(
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     known = int(pairs["flipped"].notna().sum())
     doubted = findings.doubted[0]
+    votes = [name for name in pairs if name.startswith(VOTE)]
     script = _part("report.js")
     drawn = [
         _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))
         for i, name in enumerate(sample, 1)
     ]
     suspected = [
-        _article(row, texts[name], False, _suspect_facts(row)) | {"verdict": _verdict(row)}
+        _article(row, texts[name], False, _suspect_facts(row, votes)) | {"verdict": _verdict(row)}
         for name, row in listed.items()
         if name not in set(sample)
     ]
@@ -99,6 +102,7 @@ def html_report(
         rules=rules_in_words(traits, findings.rate),
         traits=traits_in_words(traits, findings.groups, doubted),
         traits_table=_traits_table(traits),
+        judges=_judges_table(findings.rate.judged),
         methods=_methods_table(findings.methods, bool(known)),
         groups={
             name: groups_table(groups, bool(known))
@@ -150,13 +154,16 @@ def _facts(row: Any, place: str, *more: str) -> str:
     return " · ".join([place, row.id, *category, *more])
 
 
-def _suspect_facts(row: Any) -> str:
+def _suspect_facts(row: Any, columns: Sequence[str]) -> str:
     facts = []
     if not pd.isna(row.p_wrong):
         facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {row.suggested}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")
+    votes = [vote for name in columns if not pd.isna(vote := getattr(row, name))]
+    if votes:
+        facts.append(f"judges: {votes.count(1)} for the label, {votes.count(-1)} against")
     facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
     return _facts(row, f"#{row.rank}", *facts)
 
@@ -199,6 +206,19 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
     if known:
         notes.append("Precision and recall are of the suspected label errors, against the known flips.")
     return _Table(heading, rows, notes)
+
+
+def _judges_table(judged: Judged | None) -> _Table | None:
+    if judged is None:
+        return None
+    heading = ["judge", "pairs", "for the label", "against it", "no verdict", "reliability", "95% interval"]
+    rows = []
+    row: Any  # its fields are the columns
+    for row in judged.table.itertuples():
+        counts = (row.pairs, row.for_label, row.against_label, row.none)
+        cells = [row.judge, *(f"{count:,}" for count in counts)]
+        rows.append([*cells, f"{row.reliability:.1%}", f"{row.low:.1%} to {row.high:.1%}"])
+    return _Table(heading, rows, ["Reliability is the probability that a verdict names the better response."])
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:

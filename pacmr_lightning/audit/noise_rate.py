@@ -9,8 +9,9 @@ and too low for one that has memorised labels, unless ``own_pull`` is subtracted
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -35,8 +36,22 @@ _BINS = 256
 
 
 @dataclass(frozen=True)
+class Judged:
+    """Votes of judges on some of N pairs, in the model of ``votes``."""
+
+    table: pd.DataFrame
+    """One row per judge: ``judge``, ``pairs`` asked about, verdicts ``for_label``, ``against_label`` and
+    ``none``, and ``reliability`` with its 95% interval ``low`` to ``high``.
+    """
+    log_odds: np.ndarray
+    """(N,) log-odds by score and votes that the label is right, in nats, before eps."""
+    p_wrong: np.ndarray
+    """(N,) P(wrong), the mean over resamples."""
+
+
+@dataclass(frozen=True)
 class NoiseRate:
-    """The noise rate of N pairs by their u."""
+    """The noise rate of N pairs by their u, or by their log-odds with votes of judges."""
 
     rate: float
     slope: float
@@ -49,10 +64,11 @@ class NoiseRate:
     """By abs(u): ``size`` (mean, nats), ``against`` (disagreeing), ``stderr``, ``fitted``, ``pairs``."""
     fit: GoodnessOfFit
     draws: np.ndarray
-    """(R, 2) eps and k of the resamples."""
+    """(R, 2) eps and k of the resamples; with judges (R, 2 + J), with their reliabilities."""
     known: bool = False
     assumed: bool = False
     """True if it is the fallback for a rate that cannot be estimated."""
+    judged: Judged | None = None
 
     @property
     def stderr(self) -> float:
@@ -88,6 +104,8 @@ class NoiseRate:
         """Return (N,) P(wrong) of each label; NaN if the rate is not identified."""
         if not self.identified:
             return np.full(len(u), np.nan)
+        if self.judged is not None:
+            return self.judged.p_wrong
         rates = np.clip(self.draws[:, 0], 1e-6, None)
         found = [expit(logit(rate) - k * u) for rate, k in zip(rates, self.draws[:, 1], strict=True)]
         return np.mean(found, axis=0)
@@ -128,7 +146,7 @@ def estimate_noise_rate(
         slope=float(slope),
         separates=separates,
         gain=float(2 * (clean_loss - loss) / effect - penalty),
-        tenths=_tenths(size, against, prompts, rate, slope),
+        tenths=tenths(size, against, prompts, rate, slope),
         fit=fit,
         draws=np.array(draws),
         known=known is not None,
@@ -230,11 +248,15 @@ def decide(
     fallback_noise_rate: float | None,
     memorised: bool,
     read: SampleEstimate | None = None,
+    estimate: Callable[[float | None], NoiseRate] | None = None,
 ) -> DecidedRate:
     """Return the noise rate to use: the given one, else that of the reviewed sample, else the estimate.
 
     ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
+    ``estimate`` takes a known rate or None; default: ``rate_by``.
     """
+    alone = estimate is None
+    estimate = estimate or partial(rate_by, pairs, scorer)
     notes: list[str] = []
     sample: pd.DataFrame | None = None
     if read is not None and read.read:
@@ -242,18 +264,18 @@ def decide(
         noise_rate = read.told if noise_rate is None else noise_rate
         notes += read.sentences(own, noise_rate)
         sample = read.table(own)
-        found = own if noise_rate is None else rate_by(pairs, scorer, noise_rate)
+        found = own if alone and noise_rate is None else estimate(noise_rate)
     else:
-        found = rate_by(pairs, scorer, noise_rate)
+        found = estimate(noise_rate)
     needed = noise_rate is None and (memorised or not found.identified)
     told = noise_rate is not None or (needed and fallback_noise_rate is not None)
     if told and not found.separates and not pairs["unpulled_u"].equals(pairs["u"]):
         pairs["unpulled_u"] = pairs["u"]  # subtracting self-influence leaves no signal
-        found = rate_by(pairs, scorer, noise_rate)
+        found = estimate(noise_rate)
     # Uninformative scores separate labels at no rate.
     if needed and found.separates and fallback_noise_rate is not None:
         assumed = fallback_noise_rate if memorised else min(fallback_noise_rate, found.at_most)
-        found = replace(rate_by(pairs, scorer, assumed), assumed=True)
+        found = replace(estimate(assumed), assumed=True)
         why = f", the upper bound from the pairs with the largest |u| (fallback: {fallback_noise_rate:g})"
         notes.append(
             f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed"
@@ -274,9 +296,10 @@ def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:
     return max(1.0, float(together / alone)) if alone > 0 else 1.0
 
 
-def _tenths(
+def tenths(
     size: np.ndarray, against: np.ndarray, prompts: np.ndarray, rate: float, slope: float
 ) -> pd.DataFrame:
+    """Return ``NoiseRate.tenths`` of N pairs: ``size`` is abs(u), ``against`` 1 for disagreeing labels."""
     order = np.argsort(size, kind="stable")
     rows = []
     for part in np.array_split(order, min(10, len(order))):

@@ -6,9 +6,10 @@ import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import UserError, check_at_least
+from ..evaluation.judging import PairJudge
 from ..files import check_writable
 from ..numerics import AskedDtype
 from ..runs.model_card import public
@@ -18,6 +19,8 @@ from .scorers import Scorer
 Action = Literal["drop", "swap"]
 BETA = 0.1
 MAX_LENGTH = 1024
+JUDGED_PAIRS = 400
+OF_JUDGES = ("judged_pairs", "prompt_price", "completion_price")
 OF_A_RUN = ("checkpoint", "micro_batch_size")
 OF_A_MODEL = ("reference", "beta", "max_length", "dtype")
 
@@ -31,7 +34,8 @@ class AuditOptions:
             labels of other prompts. "policy": implicit reward margin u of the policy against its reference.
             "vnet": weight of the run. "pre_update": u before the first update on the pair, from
             WeightRecorder's files. "dpo": u of two DPO policies, each trained on half of the prompts and
-            scoring the other half. Default: probe for a base model, policy for an adapter; for a run
+            scoring the other half. "judge": the default scorer with votes of ``judges``, which also join any
+            other scorer. Default: probe for a base model, policy for an adapter; for a run
             whichever agrees with more labels that it has not seen, the probe or the run (vnet, else policy).
         output: folder of the results; default: ``audit`` inside the run's folder, or here for a model.
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
@@ -60,6 +64,11 @@ class AuditOptions:
             set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
             unless ``noise_rate`` does.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.
+        judges: judges whose votes on some pairs are combined with the score, such as EndpointJudge. Their
+            reliabilities are estimated.
+        judged_pairs: pairs to judge: those whose labels are most uncertain by the score, a quarter at random.
+        prompt_price: price of a million prompt tokens of the judges, in any currency.
+        completion_price: price of a million completion tokens.
 
     Raises:
         UserError: an option is out of range, does not fit another, or a place cannot be written to.
@@ -82,6 +91,10 @@ class AuditOptions:
     sample: int = 0
     decisions: str | None = None
     label_studio: str | None = None
+    judges: list[PairJudge] | None = None
+    judged_pairs: int = JUDGED_PAIRS
+    prompt_price: float | None = None
+    completion_price: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("top", "sample"):
@@ -95,13 +108,36 @@ class AuditOptions:
                 raise UserError(f"{name} is {value}, but a noise rate is above 0 and below 0.5.")
         if self.beta is not None and not self.beta > 0:
             raise UserError(f"beta is {self.beta}, but it must be above 0 (DPO's is usually 0.1).")
-        check_at_least(1, micro_batch_size=self.micro_batch_size)
+        check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
+        self._check_judges()
         if self.label_studio is not None and not self.label_studio.endswith(".json"):
             raise UserError(
                 f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."
             )
         self._check_places()
         _ = self.decided  # reads the file now, so that its errors come first
+
+    def _check_judges(self) -> None:
+        if not self.judges:
+            self.refuse(OF_JUDGES, "there are no judges")
+            if self.scorer == "judge":
+                raise UserError("scorer is judge, but judges is missing; add --judges+=EndpointJudge.")
+        for i, judge in enumerate(self.judges or ()):
+            if judge.settings in [other.settings for other in (self.judges or ())[:i]]:
+                raise UserError(
+                    f"judges holds {judge.name} twice, with the same verdicts; name another model."
+                )
+        prices = (self.prompt_price, self.completion_price)
+        if prices.count(None) == 1 or any(price is not None and price < 0 for price in prices):
+            raise UserError(
+                f"prompt_price and completion_price are {prices[0]} and {prices[1]}, but they must both be 0 "
+                "or more, or both missing."
+            )
+
+    @property
+    def score(self) -> Scorer | None:
+        """Scorer that judges are combined with; None is the default one."""
+        return None if self.scorer == "judge" else self.scorer
 
     def _check_places(self) -> None:
         if self.output is not None:
@@ -121,7 +157,7 @@ class AuditOptions:
         return None if self.decisions is None else read_decisions(self.decisions)
 
     @property
-    def changed(self) -> dict[str, object]:
+    def changed(self) -> dict[str, Any]:
         """Options that differ from their defaults, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
@@ -137,5 +173,8 @@ class AuditOptions:
         if source is not None:
             words += ["--source", type(source).__name__, "..."]
         for name, value in self.changed.items():
-            words += [f"--{name}", str(public(value))]
+            if name == "judges":
+                words += [word for judge in value for word in (f"--judges+={type(judge).__name__}", "...")]
+            else:
+                words += [f"--{name}", str(public(value))]
         return shlex.join(words)

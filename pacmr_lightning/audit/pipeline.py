@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..datamodules import Source, pairs_of
@@ -17,19 +18,22 @@ from ..files import check_writable, content_digest, replacing, write_json
 from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
+from .asking import ANSWERS, ask_judges, pairs_to_judge
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
-from .noise_rate import decide
+from .noise_rate import NoiseRate, decide, rate_by
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
+from .scorers import BASIS, VOTE
 from .suspect_traits import label_rules, suspect_traits
+from .votes import Evidence, estimate_by_votes
 from .words import rate_in_words
 
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
-_DECISIVE = ("noise_rate", "threshold", "decisions")
+_DECISIVE = ("noise_rate", "threshold", "decisions", "judged_pairs")
 """Options that the table depends on, besides the scorer."""
 
 
@@ -108,10 +112,12 @@ def audit(
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     command = options.command(run, source)
-    result = conclude(scored, run, folder, options, command)
+    answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
+    result = conclude(scored, run, folder, options, command, answers)
     rate = result.findings.rate
     record: dict[str, Any] = {
-        "scorer": scored.scorer,
+        "scorer": result.findings.scorer,
+        "alone": scored.scorer,
         "noise_rate": result.noise_rate,
         "assumed": rate.assumed,
     }
@@ -132,19 +138,20 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     except (OSError, json.JSONDecodeError):
         return None
     same = record.get("options") == _decisive(options)
-    of_scorer = options.scorer in (None, record["scorer"])
+    of_scorer = options.score in (None, record["alone"])
     known = record["noise_rate"] is not None and not record["assumed"]
     if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
         return None
     folder = Path(str(options.output))
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*TABLES, "report.html", RECORD):
+    for name in (*TABLES, "report.html", RECORD, *(("judges.csv",) if options.judges else ())):
         shutil.copyfile(Path(run) / AUDIT / name, folder / name)
     return record
 
 
 def _decisive(options: AuditOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _DECISIVE}
+    found = {name: getattr(options, name) for name in _DECISIVE}
+    return found | {"judges": [judge.settings for judge in options.judges or ()]}
 
 
 def _digest(run: str, options: AuditOptions) -> str | None:
@@ -153,27 +160,46 @@ def _digest(run: str, options: AuditOptions) -> str | None:
 
 
 def conclude(
-    scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, command: str = ""
+    scored: ScoredPairs,
+    run: str,
+    folder: Path,
+    options: AuditOptions,
+    command: str = "",
+    answers: Path | None = None,
 ) -> AuditResult:
-    """Determine the noise rate, find suspected label errors and write an audit's files."""
-    pairs, decided = scored.pairs, options.decided
+    """Determine the noise rate, find suspected label errors and write an audit's files.
+
+    The answers of judges are kept in the file ``answers``; default: in the folder.
+    """
+    pairs, decided, scorer = scored.pairs, options.decided, scored.scorer
+    evidence, asking = _evidence(scored, options, answers or folder / ANSWERS)
+
+    def estimate(known: float | None) -> NoiseRate:
+        u, prompts = (pairs[name].to_numpy() for name in (BASIS[scored.scorer], "prompt"))
+        assert evidence is not None
+        return estimate_by_votes(u, prompts, evidence, known)
+
     with waiting("Estimating the noise rate"):
         decision = decide(
             pairs,
-            scored.scorer,
+            scorer,
             options.noise_rate,
             options.fallback_noise_rate,
             scored.memorised,
             None if decided is None else decided.estimate,
+            None if evidence is None else estimate,
         )
-        findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
-    notes = scored.notes + decision.notes
+        if decision.rate.judged is not None:
+            pairs, scorer = pairs.assign(judged_u=decision.rate.judged.log_odds), "judge"
+        findings = find(pairs, scorer, decision.rate, options.threshold, scored.varies, scored.scorer)
+    notes = scored.notes + asking + decision.notes
     texts = _texts(scored, findings.pairs)
     responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
     with waiting("Comparing suspected with other pairs"):
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
+    columns += ["judged_u", *(name for name in pairs if name.startswith(VOTE))]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
@@ -184,7 +210,10 @@ def conclude(
         "groups": findings.groups,
         "suspect_traits": traits.assign(rule=label_rules(traits, findings.rate)),
     }
-    (folder / "sample.csv").unlink(missing_ok=True)  # of an earlier audit
+    for name in ("sample", "judges"):
+        (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier audit
+    if decision.rate.judged is not None:
+        tables["judges"] = decision.rate.judged.table
     if decision.sample is not None:
         tables["sample"] = decision.sample
     with waiting("Writing the report"):
@@ -205,6 +234,27 @@ def conclude(
         cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
         files["cleaned"] = cleaned.path
     return AuditResult(table, findings, traits, notes, files, cleaned, command)
+
+
+def _evidence(scored: ScoredPairs, options: AuditOptions, answers: Path) -> tuple[Evidence | None, list[str]]:
+    """Votes and decisions on the pairs, None without any, and notes; adds a column per judge."""
+    pairs, decided, judges = scored.pairs, options.decided, options.judges or []
+    truth = np.zeros(len(pairs), dtype=int)
+    if decided is not None and not decided.estimate.read:  # a random sample gives the rate, without a model
+        truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
+    if not judges and not truth.any():
+        return None, []
+    asked = np.zeros(len(pairs), dtype=bool)
+    votes, notes = np.zeros((len(pairs), 0), dtype=int), []
+    if judges:
+        with waiting("Choosing the pairs to judge"):
+            alone = rate_by(pairs, scored.scorer, options.noise_rate)
+        places = pairs_to_judge(alone, pairs[BASIS[scored.scorer]].to_numpy(), options.judged_pairs)
+        votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
+        asked[places] = True
+        for j in range(len(judges)):
+            pairs[f"{VOTE}{j + 1}"] = pd.array(np.where(asked, votes[:, j], None), dtype="Int64")
+    return Evidence([judge.name for judge in judges], votes, asked, truth), notes
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:

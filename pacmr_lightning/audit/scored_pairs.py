@@ -52,7 +52,7 @@ class ScoredPairs:
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
-    scorer = options.scorer
+    scorer = options.score
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose or scorer == "pre_update" else None
@@ -104,7 +104,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     why = f"{model} is a model and no run"
     options.refuse(OF_A_RUN, why)
     trained = options.reference is not None or options.beta is not None or is_adapter(model)
-    scorer: Scorer = options.scorer or ("policy" if trained else "probe")
+    scorer: Scorer = options.score or ("policy" if trained else "probe")
     if scorer not in ("policy", "probe"):
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
     if scorer == "probe":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Scorer = Literal["vnet", "dpo", "policy", "pre_update", "probe"]
+Scorer = Literal["vnet", "dpo", "policy", "pre_update", "probe", "judge"]
 
 NAMES: dict[Scorer, str] = {
     "vnet": "weight",
@@ -12,6 +12,7 @@ NAMES: dict[Scorer, str] = {
     "policy": "u",
     "pre_update": "pre-update u",
     "probe": "linear probe",
+    "judge": "score and judges",
 }
 """Names in tables."""
 SCORES: dict[Scorer, str] = {
@@ -20,8 +21,11 @@ SCORES: dict[Scorer, str] = {
     "policy": "unpulled_u",
     "pre_update": "pre_update_u",
     "probe": "probe_u",
+    "judge": "judged_u",
 }
 """Columns; low values are suspected."""
+VOTE = "vote_"
+"""Beginning of the column of each judge's votes."""
 BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
 """Columns that change sign with the label, for the noise rate."""
 UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "pre_update")

@@ -26,6 +26,11 @@ COIN_FLIPS = (
     "Without the given noise rate, random labels would fit these scores as well, so P(wrong) may carry no "
     "information."
 )
+_JUDGED = (
+    "A verdict for the label adds logit(reliability) of its judge to k u, one against it subtracts it; noise "
+    "rate, k and reliabilities are fitted together (Dawid and Skene, 1979). Judges that err with the "
+    "score, or with each other, get too high a reliability. From here on u is this sum, in nats."
+)
 _LEARNED = "u comes from a policy that was trained on these labels, wrong ones included"
 _PLACES = {
     "length": "whose responses differ in length",
@@ -96,9 +101,10 @@ def _source(rate: NoiseRate) -> str:
 
 def findings_in_words(findings: Findings) -> list[str]:
     """Return sentences on how noise rate and threshold were estimated, and on their limits."""
-    rate, scorer = findings.rate, findings.scorer
+    rate, scorer, alone = findings.rate, findings.scorer, findings.alone
     top = rate.tenths.iloc[-1]
-    told = [_UNSEEN[scorer] if scorer in _UNSEEN else _learned(findings.pairs)]
+    told = [_UNSEEN[alone] if alone in _UNSEEN else _learned(findings.pairs)]
+    told += [] if rate.judged is None else [_JUDGED]
     fit = (
         f"With a noise rate of {rate.rate:.3f}, {_source(rate)}, the fit has k = {rate.slope:.3g} per nat."
         if rate.known
@@ -130,7 +136,7 @@ def findings_in_words(findings: Findings) -> list[str]:
         "labels disagree with the scorer."
         + (
             " For errors that are independent of the pair, the noise rate is no higher, up to that error."
-            if scorer in _UNSEEN
+            if alone in _UNSEEN
             else ""
         )
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.table import Table
 
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
@@ -16,7 +17,12 @@ from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
 from ..errors import UserError
+from ..evaluation.judging import EndpointJudge, GoldJudge
+from ..evaluation.reward_model import RewardModelJudge
 from ..runs.hub_upload import check_repository
+
+# The judges are imported for their short names on the command line.
+__all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "audit", "main", "show"]
 
 _FORMS = {
     "suspected": ("suspected", "{:,}"),
@@ -41,6 +47,9 @@ def audit(
     (JSON Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected.
     pacmr audit RUN audits the training pairs of a finished run, and pacmr audit ADAPTER --data FILE those of
     a policy that was trained elsewhere.
+
+    With --judges+=EndpointJudge a language model is asked about the most uncertain pairs, and its votes are
+    combined with the score. The cost is printed first, answers are kept, and the same command resumes.
 
     Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label
     errors, for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
@@ -92,6 +101,8 @@ def show(found: AuditResult) -> None:
     rate = findings.rate
     for scorer, by_scorer in findings.rates.items():
         print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
+    if rate.judged is not None:
+        print_result(_judges_table(rate.judged.table))
     if not rate.identified:
         untold = "--fallback_noise_rate" if rate.separates else "--noise_rate"
         say(
@@ -116,6 +127,18 @@ def show(found: AuditResult) -> None:
     )
     if found.cleaned is not None:
         say(found.cleaned.sentence, soft_wrap=True)
+
+
+def _judges_table(judges: pd.DataFrame) -> Table:
+    table = plain_table(
+        "judge", "pairs", "for the label", "against it", "none", "reliability", "95% interval"
+    )
+    row: Any  # its fields are the columns
+    for row in judges.itertuples():
+        counts = (row.pairs, row.for_label, row.against_label, row.none)
+        cells = [f"{count:,}" for count in counts] + [f"{row.reliability:.1%}"]
+        table.add_row(row.judge, *cells, f"{row.low:.1%} to {row.high:.1%}")
+    return table
 
 
 def main(arguments: list[str]) -> None:

@@ -10,9 +10,12 @@ from typing import Literal
 import pandas as pd
 
 from ..audit import AuditOptions
+from ..audit.options import JUDGED_PAIRS
 from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..errors import UserError
+from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge
+from ..evaluation.reward_model import RewardModelJudge
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.unmoved import unmoved
@@ -26,6 +29,9 @@ from .second_pass import (
     kept_file,
     train_again,
 )
+
+# The judges are imported for their short names on the command line.
+__all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "main", "refine"]
 
 Labels = Literal["soft", "weights", "drop", "swap", "easiest"]
 
@@ -50,6 +56,8 @@ def refine(
     micro_batch_size: int | None = None,
     easiest: float | None = None,
     decisions: str | None = None,
+    judges: list[PairJudge] | None = None,
+    judged_pairs: int = JUDGED_PAIRS,
     anyway: bool = False,
 ) -> Path:
     """Trains a second pass from the reference, with soft labels from an audit of the first run.
@@ -76,6 +84,8 @@ def refine(
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
         decisions: file of manual decisions, as in ``pacmr audit``: they fix labels, and those on the random
             sample give the noise rate unless ``noise_rate`` does.
+        judges: judges whose votes join the score, as in ``pacmr audit``.
+        judged_pairs: pairs to judge.
         anyway: also refine a run whose policy did not move.
 
     Returns:
@@ -104,7 +114,8 @@ def refine(
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
-    _check_easiest(labels, easiest, scorer, decisions)
+    _check_easiest(labels, easiest, scorer, decisions, judges)
+    asked |= {"judges": [judge.settings for judge in judges or ()], "judged_pairs": judged_pairs}
     audited = folder / AUDIT
     options = AuditOptions(
         scorer,
@@ -114,6 +125,8 @@ def refine(
         fallback_noise_rate=SAFE_SHARE,
         micro_batch_size=micro_batch_size,
         decisions=decisions,
+        judges=judges,
+        judged_pairs=judged_pairs,
     )
     audit_first(run, folder, asked, RECORD, options, needs_rate=labels != "easiest")
     if not (folder / SUMMARY).exists():
@@ -142,7 +155,13 @@ def _warn_of_rules(audited: Path) -> None:
         )
 
 
-def _check_easiest(labels: Labels, easiest: float | None, scorer: str | None, decisions: str | None) -> None:
+def _check_easiest(
+    labels: Labels,
+    easiest: float | None,
+    scorer: str | None,
+    decisions: str | None,
+    judges: list[PairJudge] | None,
+) -> None:
     if easiest is None:
         return
     if labels != "easiest":
@@ -152,6 +171,10 @@ def _check_easiest(labels: Labels, easiest: float | None, scorer: str | None, de
     if scorer != "dpo":
         raise UserError(
             f"scorer is {scorer or 'not given'}, but labels easiest needs cross-fitted u; use --scorer dpo."
+        )
+    if judges:
+        raise UserError(
+            f"judges holds {judges[0].name}, but labels is easiest, which does not use votes; leave it out."
         )
     if decisions is not None:
         raise UserError(

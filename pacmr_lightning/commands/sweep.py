@@ -161,12 +161,13 @@ def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]
     length = sum(map(len, texts)) / len(texts) / 4 if texts else work.prompt_tokens if work else 0
     answers = sum(not has_responses(cell) for cell in found)
     left = comparisons_left(sweep, found)
+    prices = sweep.evaluate.prompt_price, sweep.evaluate.completion_price
     calls = calls_for(sweep, left, prompts, length, work.response_tokens if work else longest)
     lengths = "" if texts or work else " without the prompts, whose length estimate.prompt_tokens gives"
     return (
         f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
         f"Judging: {len(left)} comparisons with {sweep.evaluate.judge.name}, "
-        f"{calls.sentence(sweep.evaluate)}{lengths}"
+        f"{calls.sentence(prices)}{lengths}"
     )
 
 

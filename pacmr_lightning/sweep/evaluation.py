@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.conversation import Messages, message_text
-from ..evaluation.judged_files import MILLION, VERDICTS, judge_pairs, read_judged, response_pairs
+from ..evaluation.judge_calls import Calls, calls, calls_of
+from ..evaluation.judged_files import VERDICTS, judge_pairs, read_judged, response_pairs
 from ..evaluation.judging import Comparison
 from ..evaluation.response_files import read_responses
 from ..evaluation.win_rate import OUTCOMES, outcome_rates
@@ -25,40 +25,6 @@ JUDGED = "judge"
 """Folder of a cell's verdicts, inside the cell's; the default of ``pacmr judge``."""
 ANSWERS = "judge-answers.sqlite"
 """The judge's answers, for all cells of a sweep's folder."""
-CHARACTERS = 4
-"""Characters of a token, of English text; for estimates only."""
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Calls of a paid judge model, with their tokens."""
-
-    number: int
-    tokens_in: float
-    """Estimated from characters."""
-    tokens_out: int | None
-    """At most; None without a limit."""
-
-    def sentence(self, evaluate: Evaluation) -> str:
-        """Return the calls, tokens and price in words."""
-        words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
-        words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
-        if evaluate.prompt_price is not None and evaluate.completion_price is not None:
-            answers = (self.tokens_out or 0) * evaluate.completion_price
-            cost = (self.tokens_in * evaluate.prompt_price + answers) / MILLION
-            words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
-        return ", ".join(words)
-
-
-def calls(evaluate: Evaluation, questions: Iterable[Messages]) -> Calls:
-    """Return number and tokens of questions that a judge will send."""
-    lengths = [sum(len(message_text(message)) for message in messages) for messages in questions]
-    return _calls(evaluate, len(lengths), sum(lengths) / CHARACTERS)
-
-
-def _calls(evaluate: Evaluation, number: int, tokens_in: float) -> Calls:
-    limit = evaluate.judge.settings.get("max_tokens")
-    return Calls(number, tokens_in, None if limit is None else number * limit)
 
 
 def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -100,11 +66,11 @@ def calls_for(
     path = Path(sweep.output) / ANSWERS
     with AnswerStore(path if path.exists() else ":memory:") as answers:
         asked = [pair for pair in pairs if not pair.identical]
-        known = calls(evaluate, evaluate.judge.questions(asked, answers))
-        frame = calls(evaluate, evaluate.judge.questions([Comparison("", "a", "b")], answers))
+        known = calls(evaluate.judge, evaluate.judge.questions(asked, answers))
+        frame = calls(evaluate.judge, evaluate.judge.questions([Comparison("", "a", "b")], answers))
     number = (len(left) - len(there)) * prompts * frame.number
     length = frame.tokens_in / max(1, frame.number) + prompt_tokens + 2 * response_tokens
-    return _calls(evaluate, known.number + number, known.tokens_in + number * length)
+    return calls_of(evaluate.judge, known.number + number, known.tokens_in + number * length)
 
 
 def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
@@ -122,15 +88,15 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     asked = [pair for each in pairs.values() for pair in each if not pair.identical]
     judge, number = evaluate.judge, sum(map(len, pairs.values()))
     with AnswerStore(Path(sweep.output) / ANSWERS) as answers:
+        prices = (evaluate.prompt_price, evaluate.completion_price)
         line = f"Judging {len(left)} comparisons of {number:,} pairs in all with {judge.name}"
         if questions := judge.questions(asked, answers):
             known = 2 * len(asked) - len(questions)
-            line += f": {calls(evaluate, questions).sentence(evaluate)}"
+            line += f": {calls(judge, questions).sentence(prices)}"
             line += f"; {number - len(asked):,} pairs are identical, {known:,} answers stored or the same"
         print(f"{line}.", file=sys.stderr)
         for cell, anchor in left:
             files = (str(cell.responses), str(anchor.responses))
-            prices = (evaluate.prompt_price, evaluate.completion_price)
             folder = cell.folder / JUDGED
             result, *_ = judge_pairs(pairs[cell.name], files, judge, answers, folder, evaluate.seed, prices)
             score, missing = result.win_score, result.unanswered

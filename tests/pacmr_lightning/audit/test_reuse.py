@@ -4,15 +4,16 @@ import json
 from types import SimpleNamespace
 
 from pacmr_lightning.audit import AuditOptions, audit, pipeline
+from pacmr_lightning.evaluation.judging import GoldJudge
 
 
 def test_an_audit_with_an_estimated_rate_is_reused_with_the_same_options(tmp_path, monkeypatch):
-    def conclude(scored, run, folder, options, command):
+    def conclude(scored, run, folder, options, command, answers):
         folder.mkdir(parents=True)
         for name in (*pipeline.TABLES, "report.html"):
             (folder / name).write_text("as found")
         rate = SimpleNamespace(assumed=False)
-        return SimpleNamespace(noise_rate=0.27, findings=SimpleNamespace(rate=rate))
+        return SimpleNamespace(noise_rate=0.27, findings=SimpleNamespace(rate=rate, scorer="policy"))
 
     run, second = tmp_path / "run", tmp_path / "second"
     run.mkdir()
@@ -20,10 +21,11 @@ def test_an_audit_with_an_estimated_rate_is_reused_with_the_same_options(tmp_pat
     monkeypatch.setattr(pipeline, "score_run", lambda run, options: SimpleNamespace(scorer="policy"))
     monkeypatch.setattr(pipeline, "conclude", conclude)
     audit(run)
-    for other in ({"noise_rate": 0.3}, {"threshold": 0.6}, {"scorer": "probe"}):
+    for other in ({"noise_rate": 0.3}, {"threshold": 0.6}, {"scorer": "probe"}, {"judges": [GoldJudge()]}):
         assert pipeline.reuse(str(run), AuditOptions(output=str(second), **other)) is None
     assert not second.exists()
     found = pipeline.reuse(str(run), AuditOptions(output=str(second)))
     assert found["noise_rate"] == 0.27 and (second / "pairs.csv").read_text() == "as found"
     record = json.loads((second / "audit.json").read_text())
-    assert record["options"] == {"noise_rate": None, "threshold": 0.5, "decisions": None}
+    options = {"noise_rate": None, "threshold": 0.5, "decisions": None, "judged_pairs": 400, "judges": []}
+    assert record["options"] == options

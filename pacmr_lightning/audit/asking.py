@@ -1,0 +1,87 @@
+"""Votes of judges on some training pairs, which a score chooses."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import logit
+
+from ..datamodules.chat import decode_messages
+from ..datamodules.prompts import split_row
+from ..datamodules.row_values import values_of
+from ..evaluation.answer_store import AnswerStore
+from ..evaluation.judge_calls import calls
+from ..evaluation.judging import Comparison, Preference
+from .noise_rate import NoiseRate
+from .options import AuditOptions
+
+ANSWERS = "judge-answers.sqlite"
+"""Answers of all judges, in the folder of a run's or a model's audit."""
+RANDOM = 4
+"""One pair in so many is drawn at random: where P(wrong) is one half, votes say nothing about a judge."""
+_PLAUSIBLE = (0.05, 0.45)
+_SEED = 0
+_VOTES: dict[Preference, int] = {"first": 1, "second": -1, "none": 0}
+
+
+def pairs_to_judge(rate: NoiseRate, u: np.ndarray, number: int) -> np.ndarray:
+    """Return the places of at most ``number`` pairs of (N,) u: most uncertain ones, and a quarter at random.
+
+    Uncertain is P(wrong) near one half, at a rate between ``_PLAUSIBLE`` bounds. A larger number includes the
+    pairs of a smaller one.
+    """
+    log_odds = logit(np.clip(rate.rate, *_PLAUSIBLE)) - rate.slope * u
+    uncertain = np.argsort(np.abs(log_odds), kind="stable")[: number - number // RANDOM]
+    random = np.random.default_rng(_SEED).permutation(len(u))
+    return pd.unique(np.concatenate([uncertain, random]))[:number]
+
+
+def ask_judges(
+    pairs: pd.DataFrame, places: np.ndarray, rows: Any, options: AuditOptions, answers: Path
+) -> tuple[np.ndarray, list[str]]:
+    """Return (N, J) votes of ``options.judges`` on pairs at ``places``, and notes; print the cost first.
+
+    Each pair is judged in both orders, by its texts alone. 1 is a vote for the label, -1 against it, 0 none.
+
+    Raises:
+        UserError: a judge fails; its answers are kept in the file ``answers``, and asked for only once.
+    """
+    asked = pairs.iloc[places]
+    items, notes = _comparisons(asked, rows), []
+    votes = np.zeros((len(pairs), len(options.judges or ())), dtype=int)
+    prices = options.prompt_price, options.completion_price
+    with AnswerStore(answers) as store:
+        for judge in options.judges or ():
+            line = f"Judging {len(items):,} of {len(pairs):,} pairs in both orders with {judge.name}"
+            if questions := judge.questions(items, store):
+                line += f": {calls(judge, questions).sentence(prices)}"
+            print(f"{line}.", file=sys.stderr)
+        for j, judge in enumerate(options.judges or ()):
+            verdicts = judge.compare(items, store)
+            votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
+            opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
+            missing = Counter(opinion.problem for opinion in opinions if opinion.answer is None)
+            if missing:
+                notes.append(
+                    f"{judge.name}: {missing.total()} requests failed (mostly: "
+                    f"{missing.most_common(1)[0][0]}); the same command repeats them."
+                )
+    return votes, notes
+
+
+def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
+    """Return pairs with the labelled response first."""
+    places = {name: i for i, name in enumerate(rows["id"][:])}
+    chosen = rows.select([places[name] for name in asked["id"]])
+    found = []
+    values = values_of(chosen, "prompt", "chosen", "rejected", "chat")
+    for observed, (prompt, first, second, chat) in zip(asked["observed"], values, strict=True):
+        split = split_row(prompt, first, second, chat)
+        responses = split.responses if observed == "chosen" else split.responses[::-1]
+        found.append(Comparison(decode_messages(split.prompt) if chat else split.prompt, *responses))
+    return found

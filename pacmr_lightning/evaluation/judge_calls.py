@@ -1,0 +1,46 @@
+"""Calls of a judge before they are made: their number, tokens and price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .conversation import Messages, message_text
+from .judged_files import MILLION, Prices
+from .judging import PairJudge
+
+CHARACTERS = 4
+"""Characters of a token, of English text; for estimates only."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a paid judge model, with their tokens."""
+
+    number: int
+    tokens_in: float
+    """Estimated from characters."""
+    tokens_out: int | None
+    """At most; None without a limit."""
+
+    def sentence(self, prices: Prices) -> str:
+        """Return the calls, tokens and price in words."""
+        words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
+        words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
+        prompt_price, completion_price = prices
+        if prompt_price is not None and completion_price is not None:
+            cost = (self.tokens_in * prompt_price + (self.tokens_out or 0) * completion_price) / MILLION
+            words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
+        return ", ".join(words)
+
+
+def calls(judge: PairJudge, questions: Iterable[Messages]) -> Calls:
+    """Return number and tokens of questions that a judge will send."""
+    lengths = [sum(len(message_text(message)) for message in messages) for messages in questions]
+    return calls_of(judge, len(lengths), sum(lengths) / CHARACTERS)
+
+
+def calls_of(judge: PairJudge, number: int, tokens_in: float) -> Calls:
+    """Return calls with the judge's limit of tokens of an answer."""
+    limit = judge.settings.get("max_tokens")
+    return Calls(number, tokens_in, None if limit is None else number * limit)

@@ -1,0 +1,47 @@
+"""The table of judges-and-decisions.md is that of its kept numbers."""
+
+import re
+
+import pytest
+
+from .test_numbers import kept_runs, notebook, table
+
+KINDS = {"one judge, errors 10%": "errors 10%", "one judge, errors 20%": "errors 20%"}
+KINDS |= {"one judge, errors 30%": "errors 30%", "three judges, errors 20%": "three, errors 20%"}
+
+
+def cell_of(name):
+    """Kind, judges, choice and number of a row."""
+    if name == "no votes":
+        return "alone", None, None, 0
+    number = int(re.search(r"([\d,]+) (pairs|decisions|random)", name)[1].replace(",", ""))
+    if "decisions" in name:
+        use = "sample" if "as a sample" in name else "anchors"
+        return "decisions", use, next(c for c in ("random", "suspicious", "uncertain") if c in name), number
+    judges = name.rpartition(", ")[0]
+    return "judges", KINDS.get(judges, judges), "default", number
+
+
+def test_judges_and_decisions():
+    first = (
+        "| evidence besides u | average precision at 20, 30, 40% | estimated noise rate "
+        "| intervals that hold the truth |"
+    )
+    rows = table(notebook("judges-and-decisions"), f"{first}\n")
+    assert len(rows) == 17
+    numbers = kept_runs("judged-audit").fillna({"judges": "", "choice": ""})
+    for name, (precision, rate, held) in rows.items():
+        kind, judges, choice, number = cell_of(name)
+        found = numbers[(numbers["kind"] == kind) & (numbers["number"] == number)]
+        found = found[(found["judges"] == (judges or "")) & (found["choice"] == (choice or ""))]
+        assert sorted(zip(found["noise"], found["seed"], strict=True)) == [
+            (noise, seed) for noise in (0.2, 0.3, 0.4) for seed in range(3)
+        ], name
+        means = found.groupby("noise")[["ap_gold", "rate"]].mean()
+        assert means["ap_gold"].tolist() == pytest.approx(list(map(float, precision.split(", "))), abs=6e-4)
+        known = found.groupby("noise")["identified"].all().tolist()
+        for value, mean, identified in zip(rate.split(", "), means["rate"], known, strict=True):
+            assert (value == "–") != identified
+            assert not identified or float(value[:-1]) == pytest.approx(100 * mean, abs=0.06), name
+        inside = found["identified"] & found["true_gold"].between(found["low"], found["high"])
+        assert held == f"{inside.sum()} of 9", name

@@ -1,0 +1,162 @@
+"""``pacmr audit`` and ``pacmr refine`` with judges: a real endpoint, kills, faults and reruns."""
+
+import json
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pacmr_lightning import cli
+from pacmr_lightning.audit import AuditOptions, audit
+from pacmr_lightning.commands.refine import refine
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.judging import EndpointJudge, GoldJudge
+from pacmr_lightning.runs.folder import read_weights
+
+from ...conftest import write_lines
+from ..evaluation.faulty_server import prefer_position_a
+from .conftest import PAIRS, refused
+from .test_audit_model import by_one_word
+from .test_refine import fit
+
+N, JUDGED = 240, 40
+ANSWERS = "judge-answers.sqlite"
+
+
+def reply(messages):
+    """The golden response, whatever the label says; but the first one of every tenth prompt."""
+    text = messages[-1]["content"]
+    if "0:" in text:
+        return prefer_position_a(messages)
+    first = text[text.index("Response A:") : text.index("Response B:")]
+    return f'Comparison: by the word.\nMore helpful: "{"A" if "golden" in first else "B"}"'
+
+
+@pytest.fixture
+def words(finished, server, tmp_path, monkeypatch):
+    """``pacmr audit`` of a base model and pairs, a quarter of them with the golden response as rejected."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    path = write_lines(tmp_path / "pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(N)])
+    model = str(finished.parent / "model")
+    judge = ["--judges+=EndpointJudge", "--judges.model", "judge", "--judges.base_url", server.url]
+    return ["audit", model, "--data", path, *judge, "--judged_pairs", str(JUDGED)]
+
+
+def test_votes_through_the_command(words, server, capsys):
+    cli.main([*words, "--scorer", "judge", "--prompt_price", "2", "--completion_price", "10"])
+    told = capsys.readouterr()
+    out, err = (" ".join(text.split()) for text in told)
+    assert f"Judging {JUDGED} of {N} pairs in both orders with judge: {2 * JUDGED} calls, about" in err
+    assert "cost about" in err and len(server.requests) == 2 * JUDGED
+    assert "Noise rate by score and judges" in out and "Noise rate by linear probe" in out
+    table = pd.read_parquet("audit/pairs.parquet").set_index("id")
+    votes = table["vote_1"].dropna()
+    assert len(votes) == JUDGED
+    for name, vote in votes.items():
+        number = int(name)
+        assert vote == (0 if number % 10 == 0 else -1 if number % 4 == 0 else 1)
+    [row] = pd.read_csv("audit/judges.csv").to_dict("records")
+    assert (row["judge"], row["pairs"], row["none"]) == ("judge", JUDGED, (votes == 0).sum())
+    assert row["for_label"] == (votes == 1).sum() and row["against_label"] == (votes == -1).sum()
+    assert 0.8 < row["reliability"] <= row["high"] <= 0.99 and f"{row['reliability']:.1%}" in out
+    page = Path("audit/report.html").read_text()
+    assert "How reliable the judges are" in page and "judges: 0 for the label, 1 against" in page
+    record = json.loads(Path("audit/audit.json").read_text())
+    assert record["scorer"] == "judge" and record["alone"] == "probe"
+    assert table["rank"].tolist() == sorted(table["rank"]) and table["judged_u"].is_monotonic_increasing
+    wrong = table.index.map(lambda name: int(name) % 4 == 0)
+    assert table["judged_u"][wrong].max() < table["judged_u"][~wrong].min()
+
+
+def test_a_larger_budget_asks_for_what_is_new(words, server, capsys):
+    for budget, requests in ((10, 20), (10, 20), (25, 50)):
+        cli.main([*words, "--judged_pairs", str(budget)])
+        assert len(server.requests) == requests
+    assert "30 calls" in capsys.readouterr().err
+    keys = {json.dumps(body["messages"]) for body in server.requests}
+    assert len(keys) == 50
+
+
+def test_a_killed_audit_resumes(words, server, forked):
+    server.delay = 0.05
+    process = forked("from pacmr_lightning import cli; import sys; cli.main(sys.argv[1:])", *words)
+    server.wait_for(JUDGED)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert {path.name for path in Path("audit").iterdir() if not path.name.startswith(ANSWERS)} <= set()
+    sent = len(server.requests)
+    server.delay = 0
+    cli.main(words)
+    assert sent < 2 * JUDGED and len(server.requests) <= 2 * JUDGED + 8, "at most those under way at the kill"
+    straight = pd.read_parquet("audit/pairs.parquet")
+    cli.main([*words, "--output", "again"])
+    pd.testing.assert_frame_equal(pd.read_parquet("again/pairs.parquet"), straight)
+
+
+def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
+    cli.main(words)
+    before = {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS}
+    server.always = 401
+    said = refused(capsys, *words, "--judged_pairs", str(JUDGED + 20), "--judges.concurrency", "1")
+    assert "refuses the API key" in said
+    assert {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS} == before
+    server.always = None
+    server.script = [None, None, "html"]
+    capsys.readouterr()
+    more = [*words, "--judged_pairs", str(JUDGED + 20)]
+    cli.main([*more, "--judges.retries", "0", "--judges.concurrency", "1"])
+    assert "1 requests failed" in capsys.readouterr().err
+    count = len(server.requests)
+    cli.main(more)
+    assert len(server.requests) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--scorer", "judge"], "scorer is judge, but judges is missing; add --judges+=EndpointJudge"),
+        (["--judged_pairs", "5"], "judged_pairs is 5, but there are no judges; leave it out"),
+        (["--prompt_price", "5"], "prompt_price is 5.0, but there are no judges; leave it out"),
+        (
+            ["--judges+=GoldJudge", "--prompt_price", "5"],
+            "completion_price are 5.0 and None",
+        ),
+        (["--judges+=GoldJudge", "--judges+=GoldJudge"], "judges holds gold reward twice"),
+        (["--judges+=GoldJudge", "--judged_pairs", "0"], "judged_pairs is 0"),
+    ],
+)
+def test_what_does_not_fit(changed, said, finished, capsys):
+    assert said in refused(capsys, "audit", str(finished), *changed)
+    assert not (finished / "audit" / "report.html").exists()
+
+
+def test_refine_takes_judges(finished, tmp_path, capsys):
+    run = fit(finished, tmp_path / "first")
+    judges = [GoldJudge()]
+    audit(str(run), options=AuditOptions("policy", judges=judges, judged_pairs=50, noise_rate=0.3))
+    capsys.readouterr()
+    folder = refine(str(run), judges=judges, judged_pairs=50, noise_rate=0.3)
+    assert "is reused: noise rate 30.0% by score and judges" in capsys.readouterr().err
+    table = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")
+    assert table["vote_1"].notna().sum() == 50 and (folder / "audit" / "judges.csv").exists()
+    weights = read_weights(folder)
+    assert len(weights) == 3 * PAIRS
+    assert weights["weight"].to_numpy() == pytest.approx(1 - table["p_wrong"][weights["id"]], rel=1e-5)
+    with pytest.raises(UserError, match="already holds a second pass with judges"):
+        refine(str(run), noise_rate=0.3)
+    # Other judges are another audit, beside that of the run.
+    other = refine(str(run), str(tmp_path / "other"), judges=judges, judged_pairs=20, noise_rate=0.3)
+    assert pd.read_parquet(other / "audit" / "pairs.parquet")["vote_1"].notna().sum() == 20
+    with pytest.raises(UserError, match="labels is easiest, which does not use votes"):
+        refine(str(run), str(tmp_path / "new"), "easiest", scorer="dpo", judges=judges)
+
+
+def test_the_same_answers_for_every_audit_of_a_run(finished, server, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    run = fit(finished, tmp_path / "first", "--trainer.max_epochs", "1")
+    options = {"judges": [EndpointJudge(base_url=server.url)], "judged_pairs": 5, "noise_rate": 0.3}
+    for name in ("one", "two"):
+        audit(str(run), options=AuditOptions("policy", str(tmp_path / name), **options))
+    assert len(server.requests) == 10 and (run / "audit" / ANSWERS).exists()
