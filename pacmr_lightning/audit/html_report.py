@@ -70,7 +70,7 @@ def html_report(
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     known = int(pairs["flipped"].notna().sum())
     doubted = findings.doubted[0]
-    votes = [name for name in pairs if name.startswith(VOTE)]
+    votes = pairs.filter(regex=f"^{VOTE}").columns.tolist()
     script = _part("report.js")
     drawn = [
         _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))

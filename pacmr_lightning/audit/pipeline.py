@@ -199,7 +199,7 @@ def conclude(
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
-    columns += ["judged_u", *(name for name in pairs if name.startswith(VOTE))]
+    columns += ["judged_u", *pairs.filter(regex=f"^{VOTE}").columns]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
@@ -245,7 +245,7 @@ def _evidence(scored: ScoredPairs, options: AuditOptions, answers: Path) -> tupl
     if not judges and not truth.any():
         return None, []
     asked = np.zeros(len(pairs), dtype=bool)
-    votes, notes = np.zeros((len(pairs), 0), dtype=int), []
+    votes, notes = np.zeros((len(pairs), 0), dtype=int), list[str]()
     if judges:
         with waiting("Choosing the pairs to judge"):
             alone = rate_by(pairs, scored.scorer, options.noise_rate)
@@ -253,7 +253,7 @@ def _evidence(scored: ScoredPairs, options: AuditOptions, answers: Path) -> tupl
         votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
         asked[places] = True
         for j in range(len(judges)):
-            pairs[f"{VOTE}{j + 1}"] = pd.array(np.where(asked, votes[:, j], None), dtype="Int64")
+            pairs[f"{VOTE}{j + 1}"] = pd.Series(votes[:, j], pairs.index, dtype="Int64").where(asked)
     return Evidence([judge.name for judge in judges], votes, asked, truth), notes
 
 

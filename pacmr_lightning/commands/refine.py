@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -102,7 +102,7 @@ def refine(
             "without them."
         )
     folder = Path(output) if output else folder_beside(run, "refined")
-    asked = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
+    asked: dict[str, Any] = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
     asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
