@@ -30,7 +30,7 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
         )
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     if len(scaled) < scaled.shape[1]:  # the penalty does not change under rotation into the rows' own span
-        scaled = np.linalg.qr(scaled.T, mode="r").T
+        scaled = np.asarray(np.linalg.qr(scaled.T, mode="r")).T
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
     found = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
