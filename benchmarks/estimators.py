@@ -50,7 +50,7 @@ LABELS = {
     "central difference, raw step 3e-3": ("#0072B2", 0, 8, "central difference, step 0.003"),
     "central difference, step 3e-3 / |d|": ("#D55E00", 1, 8, "step 0.003 / |d|"),
     "central difference, step 0.1 / |d|": ("#009E73", 3, 8, "step 0.1 / |d|"),
-    "ghost dot product": ("#444444", 1, 14, "GhostDotProduct, and (dotted) ExactCoefficients"),
+    "ghost dot product": ("#444444", 0, 10, "GhostDotProduct; dotted: ExactCoefficients"),
     "graph retained": ("#444444", 0, 0, ""),
 }
 """Colour, and where its name stands: number of the norm, points above the line."""
@@ -146,11 +146,12 @@ def main() -> None:
     quiet()
     console = Console(width=120)
     print(describe())
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        for axis, dtype in zip(axes, ("float32", "bfloat16"), strict=True):
+        for dtype in ("float32", "bfloat16"):
+            found[dtype] = {}
             policy, batch, unit = prepare(folder, dtype, options.device, options.pairs)
             truth = exact(policy, batch, unit)
             whole = median_time(call_of(WHOLE, policy, batch, unit), options.device)
@@ -168,12 +169,7 @@ def main() -> None:
                         direction = {key: scale * d for key, d in unit.items()}
                         found = call_of(name, policy, batch, direction)().double()
                         errors.append(float((found / scale - truth).norm() / truth.norm()))
-                    color, at, above, label = LABELS[name]
-                    dotted = ":" if name == "graph retained" else "-"
-                    axis.loglog(NORMS, errors, dotted, marker="o", ms=4, color=color)
-                    if dtype == "float32":
-                        place = {"xytext": (0, above), "textcoords": "offset points"}
-                        axis.annotate(label, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
+                    found[dtype][name] = errors
                 seconds = (
                     whole
                     if name == WHOLE
@@ -183,12 +179,27 @@ def main() -> None:
                 cells = [f"{error:.1e}" for error in errors] or [""] * len(NORMS)
                 table.add_row(name, *cells, f"{seconds / whole:.2f}", f"{peak:,.0f}")
             console.print(table)
-            axis.axhline(1, color="gray", lw=0.8, ls="--")
-            axis.set_title(f"{dtype} base, fp32 adapter", fontsize=12)
-            axis.set_xlabel("norm of d_meta", fontsize=11)
-            axis.grid(alpha=0.3)
+    draw(options.figure, found)
+
+
+def draw(file: str, found: dict[str, dict[str, list[float]]]) -> None:
+    """Draw errors by norm, a panel per dtype of the base, with names in the first one."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, (dtype, by_name) in zip(axes, found.items(), strict=True):
+        for name, errors in by_name.items():
+            color, at, above, label = LABELS[name]
+            axis.loglog(
+                NORMS, errors, ":" if name == "graph retained" else "-", marker="o", ms=4, color=color
+            )
+            if axis is axes[0]:
+                place = {"xytext": (0, above), "textcoords": "offset points"}
+                axis.annotate(label, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
+        axis.axhline(1, color="gray", lw=0.8, ls="--")
+        axis.set_title(f"{dtype} base, fp32 adapter", fontsize=12)
+        axis.set_xlabel("norm of d_meta", fontsize=11)
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel("relative error of c", fontsize=11)
-    figure.savefig(options.figure, dpi=150)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":
