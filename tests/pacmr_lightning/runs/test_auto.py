@@ -97,7 +97,7 @@ def test_what_was_asked_for_is_left_alone(decided):
     [
         ("auto", (8, False), 8, False),  # all of them
         ("auto", (4, False), 4, False),  # enough tokens
-        ("auto", (2, False), 8, True),  # too few to keep a GPU busy
+        ("auto", (2, False), 4, True),  # too few to keep a GPU busy
         ("auto", (2, True), 2, True),
         ("auto", (1, True), 1, True),
         (True, (8, False), 8, True),

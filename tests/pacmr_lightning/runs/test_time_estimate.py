@@ -207,6 +207,7 @@ OPTIONS = [
 def test_hours_and_price(folder, capsys):
     """100,000,000 updates of 32 pairs on four devices, and the cache, at 0.2 TFLOP/s each."""
     more = "--utilization 0.4 --gpu_hour 10 --vnet false --gradient_checkpointing true"
+    more += " --lora_compute_dtype float32"
     cli.main(["memory", "--model", folder, *OPTIONS, *more.split()])
     text = capsys.readouterr().out
     flops = counted(shared=True)
