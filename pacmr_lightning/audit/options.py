@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, check_at_least
-from ..evaluation.judging import PairJudge
+from ..evaluation.judging import PairJudge, check_distinct
 from ..files import check_writable
 from ..numerics import AskedDtype
 from ..runs.model_card import public
@@ -122,11 +122,7 @@ class AuditOptions:
             self.refuse(OF_JUDGES, "there are no judges")
             if self.scorer == "judge":
                 raise UserError("scorer is judge, but judges is missing; add --judges+=EndpointJudge.")
-        for i, judge in enumerate(self.judges or ()):
-            if judge.settings in [other.settings for other in (self.judges or ())[:i]]:
-                raise UserError(
-                    f"judges holds {judge.name} twice, with the same verdicts; name another model."
-                )
+        check_distinct(self.judges or ())
         prices = (self.prompt_price, self.completion_price)
         if prices.count(None) == 1 or any(price is not None and price < 0 for price in prices):
             raise UserError(

@@ -23,7 +23,7 @@ from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
-from .noise_rate import NoiseRate, decide, rate_by
+from .noise_rate import NoiseRate, decide, estimate_noise_rate
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import BASIS, VOTE
@@ -248,8 +248,9 @@ def _evidence(scored: ScoredPairs, options: AuditOptions, answers: Path) -> tupl
     votes, notes = np.zeros((len(pairs), 0), dtype=int), list[str]()
     if judges:
         with waiting("Choosing the pairs to judge"):
-            alone = rate_by(pairs, scored.scorer, options.noise_rate)
-        places = pairs_to_judge(alone, pairs[BASIS[scored.scorer]].to_numpy(), options.judged_pairs)
+            u, prompts = (pairs[name].to_numpy() for name in (BASIS[scored.scorer], "prompt"))
+            alone = estimate_noise_rate(u, prompts, options.noise_rate, resamples=0)  # no interval is needed
+        places = pairs_to_judge(alone, u, options.judged_pairs)
         votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
         asked[places] = True
         for j in range(len(judges)):

@@ -22,7 +22,14 @@ from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
-from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
+from ..evaluation.judging import (
+    Comparison,
+    EndpointJudge,
+    PairJudge,
+    Preference,
+    Verdict,
+    check_distinct,
+)
 from ..evaluation.response_files import answers_path
 from ..evaluation.reward_model import RewardModelJudge
 from ..files import write_json_lines
@@ -82,9 +89,7 @@ def clean_meta(
         raise UserError(
             f"judges and store have no effect on {source.name}, which has a gold reward; leave them out."
         )
-    for i, judge in enumerate(judges):
-        if judge.settings in [other.settings for other in judges[:i]]:
-            raise UserError(f"judges holds {judge.name} twice, with the same verdicts; name another model.")
+    check_distinct(judges)
     pairs, usable = _sample(source, n, seed)
     if path.suffix == ".parquet" and len({type(pair.prompt) for pair in pairs}) > 1:
         raise UserError(

@@ -92,6 +92,13 @@ class PairJudge(ABC):
         return []
 
 
+def check_distinct(judges: Sequence[PairJudge]) -> None:
+    """Raise UserError if two judges have the same settings, and so the same verdicts."""
+    for i, judge in enumerate(judges):
+        if judge.settings in [other.settings for other in judges[:i]]:
+            raise UserError(f"judges holds {judge.name} twice, with the same verdicts; name another model.")
+
+
 class EndpointJudge(PairJudge):
     """A chat model with the judge prompts of Qu et al.; it must name the same response in both orders.
 

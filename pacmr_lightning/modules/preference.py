@@ -143,9 +143,8 @@ class PreferenceModule(Recorded, TrainedOnly):
             )
         self.asks_micro_batch_size = micro_batch_size == "auto" and micro_batch_tokens is None
         """True if the size is chosen before the fit."""
-        self.micro_batch_size = AUTO if micro_batch_size == "auto" else micro_batch_size
-        if micro_batch_tokens is not None:
-            self.micro_batch_size = None
+        in_pairs = AUTO if micro_batch_size == "auto" else micro_batch_size
+        self.micro_batch_size = in_pairs if micro_batch_tokens is None else None
         self.micro_batch_tokens = micro_batch_tokens
         self.max_new_tokens = max_new_tokens
         self.automatic_optimization = False
