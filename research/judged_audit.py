@@ -20,6 +20,7 @@ import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pacmr_lightning.audit.asking import pairs_to_judge
+from pacmr_lightning.audit.combination import VIEWS, combined_score
 from pacmr_lightning.audit.noise_rate import NoiseRate, SampleEstimate, estimate_noise_rate
 from pacmr_lightning.audit.votes import Evidence, estimate_by_votes
 from pacmr_lightning.commands.second_pass import SAFE_SHARE
@@ -55,6 +56,8 @@ class Scored:
     noise: float
     seed: int
     u: np.ndarray
+    views: np.ndarray
+    """(N, 2) differences of reference log-probabilities and of lengths."""
     prompts: np.ndarray
     flipped: np.ndarray
     gold: np.ndarray
@@ -159,6 +162,7 @@ def scored(output: str) -> Iterator[Scored]:
             int(noise) / 100,
             int(seed),
             table["unpulled_u"].to_numpy(),
+            table[list(VIEWS)].to_numpy(),
             prompts,
             table["flipped"].to_numpy(dtype=bool),
             np.array(found),
@@ -244,18 +248,17 @@ def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: Noise
     places = chosen(pairs, alone, choice, number)
     truth = np.zeros(len(pairs.u), dtype=int)
     truth[places] = np.where(pairs.wrong[places], -1, 1)
+    u = combined_score(pairs.u, pairs.views, truth)[0]
     if use == "sample":
         wrong = int(pairs.wrong[places].sum())
         read = SampleEstimate(wrong, number - wrong, 0, 0)
-        rate = estimate_noise_rate(pairs.u, pairs.prompts, read.told, RESAMPLES)
+        rate = estimate_noise_rate(u, pairs.prompts, read.told, RESAMPLES)
     else:
         none = np.zeros((len(truth), 0), dtype=int)
-        rate = estimate_by_votes(
-            pairs.u, pairs.prompts, Evidence([], none, truth != 0, truth), resamples=RESAMPLES
-        )
-    p_wrong = rate.wrong(pairs.u)
+        rate = estimate_by_votes(u, pairs.prompts, Evidence([], none, truth != 0, truth), resamples=RESAMPLES)
+    p_wrong = rate.wrong(u)
     # A decided label is fixed, so ranks put it first or last.
-    fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * pairs.u))
+    fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * u))
     fixed = pd.Series(fixed).rank().to_numpy()
     row = result(pairs, rate, fixed, np.where(truth == 0, p_wrong, truth < 0))
     if use == "sample":

@@ -65,7 +65,8 @@ def find(
 ) -> Findings:
     """Rank pairs of ``ScoredPairs``, and mark labels with P(wrong) above a threshold as suspected errors.
 
-    With the scorer "judge", ``alone`` is the scorer that the votes are combined with.
+    With the scorer "judge", ``alone`` is the scorer that the votes are combined with; with decisions it is
+    "combined".
     """
     computed: dict[Scorer, bool] = {
         "vnet": varies,
@@ -74,6 +75,7 @@ def find(
         "pre_update": "pre_update_u" in pairs,
         "probe": "probe_u" in pairs and bool(pairs["probe_u"].notna().all()),
         "judge": False,
+        "combined": False,
     }
     rates: dict[Scorer, NoiseRate] = {scorer: rate}
     for name in (name for name in computed if computed[name] and name != scorer):
@@ -94,7 +96,7 @@ def find(
     ]
     number = int(suspected[scorer].sum())
     # Without a policy u is the probe's.
-    if (alone or scorer) != "probe" or not pairs["u"].equals(pairs["probe_u"]):
+    if "probe_u" not in pairs or not pairs["u"].equals(pairs["probe_u"]):
         methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
         if "policy" not in (scorer, alone):
             methods.append(same_number("u", -pairs["u"].to_numpy(), number))

@@ -43,6 +43,7 @@ _LABELS = {
     "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
     "pre_update_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
+    "combined_u": "Log-odds of the label by score and decisions (nats)",
     "judged_u": "Log-odds of the label by score and judges (nats)",
     "probe_u": "Log-odds of the label by a linear probe (nats)",
     "unpulled_u": "Implicit reward margin $u$ without self-influence (nats)",

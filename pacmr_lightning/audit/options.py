@@ -14,7 +14,7 @@ from ..files import check_writable
 from ..numerics import AskedDtype
 from ..runs.model_card import public
 from .decisions import Decisions, read_decisions
-from .scorers import Scorer
+from .scorers import Choice
 
 Action = Literal["drop", "swap"]
 BETA = 0.1
@@ -74,7 +74,7 @@ class AuditOptions:
         UserError: an option is out of range, does not fit another, or a place cannot be written to.
     """
 
-    scorer: Scorer | None = None
+    scorer: Choice | None = None
     output: str | None = None
     checkpoint: str = "last"
     reference: str | None = None
@@ -131,7 +131,7 @@ class AuditOptions:
             )
 
     @property
-    def score(self) -> Scorer | None:
+    def score(self) -> Choice | None:
         """Scorer that judges are combined with; None is the default one."""
         return None if self.scorer == "judge" else self.scorer
 

@@ -20,13 +20,14 @@ from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .asking import ANSWERS, ask_judges, pairs_to_judge
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
-from .decisions import Texts, random_sample, tasks
+from .combination import ENOUGH, VIEWS, combined_score
+from .decisions import Decisions, Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
 from .noise_rate import NoiseRate, decide, estimate_noise_rate
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
-from .scorers import BASIS, VOTE
+from .scorers import BASIS, NAMES, VOTE, Scorer
 from .suspect_traits import label_rules, suspect_traits
 from .votes import Evidence, estimate_by_votes
 from .words import rate_in_words
@@ -171,11 +172,12 @@ def conclude(
 
     The answers of judges are kept in the file ``answers``; default: in the folder.
     """
-    pairs, decided, scorer = scored.pairs, options.decided, scored.scorer
-    evidence, asking = _evidence(scored, options, answers or folder / ANSWERS)
+    pairs, decided = scored.pairs, options.decided
+    scorer = alone = _combine(scored, options)
+    evidence, asking = _evidence(scored, alone, options, answers or folder / ANSWERS)
 
     def estimate(known: float | None) -> NoiseRate:
-        u, prompts = (pairs[name].to_numpy() for name in (BASIS[scored.scorer], "prompt"))
+        u, prompts = (pairs[name].to_numpy() for name in (BASIS[alone], "prompt"))
         assert evidence is not None
         return estimate_by_votes(u, prompts, evidence, known)
 
@@ -191,7 +193,7 @@ def conclude(
         )
         if decision.rate.judged is not None:
             pairs, scorer = pairs.assign(judged_u=decision.rate.judged.log_odds), "judge"
-        findings = find(pairs, scorer, decision.rate, options.threshold, scored.varies, scored.scorer)
+        findings = find(pairs, scorer, decision.rate, options.threshold, scored.varies, alone)
     notes = scored.notes + asking + decision.notes
     texts = _texts(scored, findings.pairs)
     responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
@@ -199,7 +201,7 @@ def conclude(
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
-    columns += ["judged_u", *pairs.filter(regex=f"^{VOTE}").columns]
+    columns += [*VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
@@ -236,21 +238,48 @@ def conclude(
     return AuditResult(table, findings, traits, notes, files, cleaned, command)
 
 
-def _evidence(scored: ScoredPairs, options: AuditOptions, answers: Path) -> tuple[Evidence | None, list[str]]:
+def _truth(pairs: pd.DataFrame, decided: Decisions) -> np.ndarray:
+    """(N,) 1 for labels that were decided to be right, -1 for wrong, 0 for neither."""
+    return pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
+
+
+def _combine(scored: ScoredPairs, options: AuditOptions) -> Scorer:
+    """Return "combined" with its column if there are ``ENOUGH`` decisions, else the scorer as it is."""
+    pairs, decided = scored.pairs, options.decided
+    if decided is None or not set(VIEWS) <= set(pairs):
+        return scored.scorer
+    truth, name = _truth(pairs, decided), NAMES[scored.scorer]
+    if (number := np.count_nonzero(truth)) < ENOUGH:
+        scored.notes.append(
+            f"{number} labels are decided as right or wrong; from {ENOUGH} on they also improve the score."
+        )
+        return scored.scorer
+    others = pairs[list(VIEWS)].to_numpy()
+    pairs["combined_u"], w = combined_score(pairs[BASIS[scored.scorer]].to_numpy(), others, truth)
+    scored.notes.append(
+        f"The score is learned from {number} decisions: {w[0]:.2f} x {name} {w[1]:+.2f} x difference of "
+        f"reference log-probabilities {w[2]:+.2f} x length difference, each over its root mean square."
+    )
+    return "combined"
+
+
+def _evidence(
+    scored: ScoredPairs, alone: Scorer, options: AuditOptions, answers: Path
+) -> tuple[Evidence | None, list[str]]:
     """Votes and decisions on the pairs, None without any, and notes; adds a column per judge."""
     pairs, decided, judges = scored.pairs, options.decided, options.judges or []
     truth = np.zeros(len(pairs), dtype=int)
     if decided is not None and not decided.estimate.read:  # a random sample gives the rate, without a model
-        truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
+        truth = _truth(pairs, decided)
     if not judges and not truth.any():
         return None, []
     asked = np.zeros(len(pairs), dtype=bool)
     votes, notes = np.zeros((len(pairs), 0), dtype=int), list[str]()
     if judges:
         with waiting("Choosing the pairs to judge"):
-            u, prompts = (pairs[name].to_numpy() for name in (BASIS[scored.scorer], "prompt"))
-            alone = estimate_noise_rate(u, prompts, options.noise_rate, resamples=0)  # no interval is needed
-        places = pairs_to_judge(alone, u, options.judged_pairs)
+            u, prompts = (pairs[name].to_numpy() for name in (BASIS[alone], "prompt"))
+            rate = estimate_noise_rate(u, prompts, options.noise_rate, resamples=0)  # no interval is needed
+        places = pairs_to_judge(rate, u, options.judged_pairs)
         votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
         asked[places] = True
         for j in range(len(judges)):

@@ -23,6 +23,7 @@ from ..runs.finished_run import PreferenceData, find_run, load_run, ready
 from ..runs.folder import AUDIT, read_weights, weight_parts
 from ..waiting import waiting
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
+from .combination import views
 from .cross_fit import FOLDER, CrossFit
 from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
 from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
@@ -63,6 +64,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
+    pairs = pairs.join(views(data.train_pairs.rows, data.train_pairs.reference, data.train_pairs.swapped))
     who = data.annotators
     if who is not None:
         pairs["annotator"] = pairs["id"].map(who)
@@ -118,7 +120,9 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     first = data.batch([0])
     if reference is None:
-        u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
+        placed = _placed(model, options, first)
+        u = probe_log_odds(data.state_differences(placed), prompts)
+        base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {model}."
     else:
@@ -150,6 +154,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         }
     )
     pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
+    if base is not None:
+        pairs = pairs.join(views(tokens, base, np.array(data.swapped)))
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
     return ScoredPairs(pairs, scorer, source.load_all(), source, memorised=scorer == "policy", notes=[note])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Scorer = Literal["vnet", "dpo", "policy", "pre_update", "probe", "judge"]
+Choice = Literal["vnet", "dpo", "policy", "pre_update", "probe", "judge"]
+Scorer = Literal[Choice, "combined"]
+"""Combined: a score with decisions by hand, in place of the chosen one."""
 
 NAMES: dict[Scorer, str] = {
     "vnet": "weight",
@@ -13,6 +15,7 @@ NAMES: dict[Scorer, str] = {
     "pre_update": "pre-update u",
     "probe": "linear probe",
     "judge": "score and judges",
+    "combined": "score with decisions",
 }
 """Names in tables."""
 SCORES: dict[Scorer, str] = {
@@ -22,6 +25,7 @@ SCORES: dict[Scorer, str] = {
     "pre_update": "pre_update_u",
     "probe": "probe_u",
     "judge": "judged_u",
+    "combined": "combined_u",
 }
 """Columns; low values are suspected."""
 VOTE = "vote_"

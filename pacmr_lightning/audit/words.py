@@ -22,6 +22,10 @@ _UNSEEN: dict[Scorer, str] = {
     "probe": "u is the log-odds of the label under a linear probe on the base model's hidden states, fitted "
     "to the labels of other prompts.",
 }
+_COMBINED = (
+    "u is a sum of the score and of the differences of lengths and of log-probabilities under the reference, "
+    "weighted by the decisions by hand (logistic regression with a prior around the score alone)."
+)
 COIN_FLIPS = (
     "Without the given noise rate, random labels would fit these scores as well, so P(wrong) may carry no "
     "information."
@@ -103,7 +107,9 @@ def findings_in_words(findings: Findings) -> list[str]:
     """Return sentences on how noise rate and threshold were estimated, and on their limits."""
     rate, scorer, alone = findings.rate, findings.scorer, findings.alone
     top = rate.tenths.iloc[-1]
-    told = [_UNSEEN[alone] if alone in _UNSEEN else _learned(findings.pairs)]
+    told = [
+        _COMBINED if alone == "combined" else _UNSEEN[alone] if alone in _UNSEEN else _learned(findings.pairs)
+    ]
     told += [] if rate.judged is None else [_JUDGED]
     fit = (
         f"With a noise rate of {rate.rate:.3f}, {_source(rate)}, the fit has k = {rate.slope:.3g} per nat."

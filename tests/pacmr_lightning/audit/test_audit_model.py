@@ -11,6 +11,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.datamodules import Files, HubPreferences, pairs_of
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import weight_parts
 
@@ -78,6 +79,20 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
     assert table["p_wrong"][wrong].mean() > 0.6 and table["p_wrong"][~wrong].mean() < 0.2
+    # Decisions on half of them: lengths and the base model's log-probabilities join the probe.
+    decided = [{"id": str(i), "decision": "keep" if i % 4 else "swap"} for i in range(120)]
+    words = ["--decisions", str(write_lines(tmp_path / "decided.jsonl", decided)), "--output", "again"]
+    cli.main(["audit", model, "--data", str(path), "--dtype", "float32", *words])
+    again = pd.read_parquet("again/pairs.parquet").set_index("id").loc[table.index]
+    tokenizer = load_tokenizer(model)
+    for row in rows[:8]:
+        chosen, rejected = (len(tokenizer(row[side])["input_ids"]) for side in ("chosen", "rejected"))
+        assert again.at[row["id"], "length_difference"] == chosen - rejected
+    assert again["reference_difference"].abs().max() > 0 and (again["probe_u"] == table["probe_u"]).all()
+    others = again.drop(index=[row["id"] for row in decided])
+    assert others["p_wrong"].rank().equals((-others["combined_u"]).rank())
+    page = Path("again/report.html").read_text()
+    assert "The score is learned from 120 decisions" in page and "weighted by the decisions by hand" in page
     methods = pd.read_csv("found/methods.csv")["method"].tolist()
     assert methods == ["linear probe", "cleanlab on linear probe"]
     page = Path("found/report.html").read_text()

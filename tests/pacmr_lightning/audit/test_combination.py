@@ -1,0 +1,75 @@
+"""The score that decisions learn: its optimum, and what it gains and loses by the pairs that were decided."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sklearn.metrics import roc_auc_score
+
+from pacmr_lightning.audit.combination import combined_score, views
+
+N = 1000
+
+
+def test_views_follow_the_labels():
+    rows = Dataset.from_dict({"chosen_ids": [[1, 2, 3], [1]], "rejected_ids": [[1], [1, 2]]})
+    found = views(rows, np.array([[-3.0, -1.0], [-5.0, -1.0]]), np.array([False, True]))
+    assert found["length_difference"].tolist() == [2, 1]
+    assert found["reference_difference"].tolist() == [-2, 4]
+
+
+def test_the_optimum_is_that_of_autograd():
+    rng = np.random.default_rng(0)
+    u, others = rng.normal(size=60), rng.normal(size=(60, 2)) * [30, 5]
+    truth = rng.integers(-1, 2, 60)
+    score, w = combined_score(u, others, truth)
+    z = torch.tensor(np.column_stack([u, others]))
+    z = z / z.square().mean(0).sqrt()
+    place = torch.tensor([*w, 0.0], dtype=torch.float64)
+
+    def loss(w, b):
+        margins = torch.tensor(truth)[truth != 0] * (z[truth != 0] @ w + b)
+        prior = ((w - torch.tensor([1.0, 0, 0])) / 0.3).square().sum() + (b - np.log(3)) ** 2
+        return prior / 2 + torch.nn.functional.softplus(-margins).sum()
+
+    # b is not returned: the best one for this w, by Newton's method.
+    b = place[3].clone().requires_grad_()
+    for _ in range(30):
+        (slope,) = torch.autograd.grad(loss(place[:3], b), b, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, b)
+        b = (b - slope / bend).detach().requires_grad_()
+    free = place[:3].clone().requires_grad_()
+    loss(free, b.detach()).backward()
+    assert free.grad.abs().max() < 1e-3
+    np.testing.assert_allclose(score, z.numpy() @ w)
+
+
+def world(strength, rate, seed):
+    """Two views of a gold margin and a third without meaning, under labels of which ``rate`` are wrong."""
+    rng = np.random.default_rng(seed)
+    gold, wrong = rng.normal(size=N), rng.random(N) < rate
+    truth = np.where(rng.random(N) < 1 / (1 + np.exp(-4 * gold)), 1, -1)
+    seen = np.stack([gold, strength * gold, 0 * gold]) + rng.normal(size=(3, N)) * [[2], [1], [1]]
+    label = np.where(wrong, -truth, truth)
+    return seen * label, wrong
+
+
+def selected(u, how, number):
+    order = {"random": np.random.default_rng(0).permutation(N), "suspicious": np.argsort(u)}
+    return (order | {"uncertain": np.argsort(np.abs(u))})[how][:number]
+
+
+@pytest.mark.parametrize("how", ["random", "suspicious", "uncertain"])
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+@pytest.mark.parametrize(("strength", "least"), [(2.0, 0.06), (0.0, -0.01)])
+def test_what_fifty_decisions_gain_on_the_others(how, rate, strength, least):
+    gains = []
+    for seed in range(8):
+        (u, *others), wrong = world(strength, rate, seed)
+        places = selected(u, how, 50)
+        truth = np.zeros(N, dtype=int)
+        truth[places] = np.where(wrong[places], -1, 1)
+        score, _ = combined_score(u, np.stack(others, axis=1), truth)
+        rest = truth == 0
+        gains.append(roc_auc_score(wrong[rest], -score[rest]) - roc_auc_score(wrong[rest], -u[rest]))
+    assert np.mean(gains) > least
