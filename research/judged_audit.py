@@ -33,6 +33,8 @@ PAIRS = 6400
 RATES = (0.2, 0.3, 0.4)
 BUDGETS = (100, 400, 1600, PAIRS)
 RESAMPLES = 100
+JUDGED_SEEDS = 3
+"""Judges are simulated on the first seeds, decisions on all."""
 WORD = "golden"
 JUDGES = {
     "errors 10%": ["0.1"],
@@ -266,15 +268,15 @@ def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: Noise
     return row
 
 
-def cells() -> Iterator[tuple[str, str, str, int]]:
-    """Yield what to measure on each run: kind, judges or use of decisions, choice of pairs, number."""
+def cells(seed: int) -> Iterator[tuple[str, str, str, int]]:
+    """Yield what to measure on a run: kind, judges or use of decisions, choice of pairs, number."""
     yield "alone", "", "", 0
-    for judges in JUDGES:
+    for judges in JUDGES if seed < JUDGED_SEEDS else ():
         for number in BUDGETS:
             yield "judges", judges, CHOICES[0], number
-    for choice in CHOICES[1:]:
-        for number in BUDGETS[:3]:
-            yield "judges", "errors 20%", choice, number
+        for choice in CHOICES[1:] if judges == "errors 20%" else ():
+            for number in BUDGETS[:3]:
+                yield "judges", judges, choice, number
     for number in (50, 100):
         yield "decisions", "sample", "random", number
         for choice in CHOICES:
@@ -308,7 +310,7 @@ def judged_audit(
     done = {tuple(str(row[name]) for name in KEYS) for row in rows}
     for pairs in scored(output):
         alone = estimate_noise_rate(pairs.u, pairs.prompts, None, RESAMPLES)
-        for kind, judges, choice, number in cells():
+        for kind, judges, choice, number in cells(pairs.seed):
             keys = dict(zip(KEYS, (pairs.noise, pairs.seed, kind, judges, choice, number), strict=True))
             if tuple(map(str, keys.values())) in done:
                 continue

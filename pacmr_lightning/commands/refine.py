@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..audit import AuditOptions
 from ..audit.options import JUDGED_PAIRS
-from ..audit.scorers import Scorer
+from ..audit.scorers import Choice
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge
@@ -51,13 +51,15 @@ def refine(
     labels: Labels = "soft",
     noise_rate: float | None = None,
     beta: float | None = None,
-    scorer: Scorer | None = None,
+    scorer: Choice | None = None,
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
     easiest: float | None = None,
     decisions: str | None = None,
     judges: list[PairJudge] | None = None,
     judged_pairs: int = JUDGED_PAIRS,
+    prompt_price: float | None = None,
+    completion_price: float | None = None,
     anyway: bool = False,
 ) -> Path:
     """Trains a second pass from the reference, with soft labels from an audit of the first run.
@@ -86,6 +88,8 @@ def refine(
             sample give the noise rate unless ``noise_rate`` does.
         judges: judges whose votes join the score, as in ``pacmr audit``.
         judged_pairs: pairs to judge.
+        prompt_price: price of a million prompt tokens of the judges, in any currency.
+        completion_price: price of a million completion tokens.
         anyway: also refine a run whose policy did not move.
 
     Returns:
@@ -127,6 +131,8 @@ def refine(
         decisions=decisions,
         judges=judges,
         judged_pairs=judged_pairs,
+        prompt_price=prompt_price,
+        completion_price=completion_price,
     )
     audit_first(run, folder, asked, RECORD, options, needs_rate=labels != "easiest")
     if not (folder / SUMMARY).exists():
