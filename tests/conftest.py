@@ -39,7 +39,7 @@ FORKED = (
     *("test_tokenization", "test_runner", "test_slurm"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
-LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health")
+LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health", "test_sweeps")
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
 

@@ -73,7 +73,6 @@ def config(tmp_path, tiny_llama, write_rows, preference_config):
             [
                 {"class_path": "WeightRecorder"},
                 {"class_path": "Health", "init_args": health},
-                {"class_path": "WeightGap", "init_args": {"probe_pairs": 8}},
             ],
             **{"max_steps": 24, "log_every_n_steps": log, "limit_val_batches": 0},
         )

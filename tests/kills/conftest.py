@@ -16,7 +16,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from pacmr_lightning.runs.folder import read_weights
 
-UPDATES, SAVED_EVERY, BATCH = 40, 4, 8
+UPDATES, SAVED_EVERY, BATCH = 24, 2, 8
 ZERO = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 STRATEGIES = {
     "single": {},
@@ -35,8 +35,8 @@ CALLBACKS = {
     "WeightRecorder": {"rows_per_part": 48},
     "RunSummary": {"window": 100},
     "Throughput": {"window_size": 4},
-    "VNetSurfaces": {"steps": [12], "every": 4, "points": 7, "window": 50},
-    "WeightDistributions": {"steps": [12], "every": 4},
+    "VNetSurfaces": {"steps": [12], "every": 8, "points": 7, "window": 50},
+    "WeightDistributions": {"every": 8},
     "WeightGap": {"window": 100, "probe_pairs": 40, "every": 8},
     "Health": {"lora_after": 3},
     "SampleResponses": {"prompts": 2, "every": 8, "max_new_tokens": 4},
@@ -46,7 +46,7 @@ CALLBACKS = {
 
 
 class Runs:
-    """A tiny model, and the config of a short run with all that a run may have: two epochs of 20 updates."""
+    """A tiny model, and the config of a short run with all that a run may have: two epochs."""
 
     updates, saved_every = UPDATES, SAVED_EVERY
 

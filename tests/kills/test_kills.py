@@ -53,8 +53,8 @@ def killed_at(run, process):
     return "ending" if (run / "samples.jsonl").exists() else "training"
 
 
-def kill_and_resume(runs, run, strategy, kills, seed):
-    """Kills a run that many times along its way, goes on each time, and returns what the kills hit."""
+def killed(runs, run, strategy, kills, seed):
+    """Kills a run that many times along its way, each time after going on, and returns what the kills hit."""
     rng, hits, options = random.Random(seed), [], ()
     for kill in range(kills):
         reached = runs.saved_every * (runs.updates * kill // kills // runs.saved_every)
@@ -86,22 +86,15 @@ def kill_and_resume(runs, run, strategy, kills, seed):
             kind if kind == "starting" else killed_at(run, process) if process.returncode else "nothing"
         )
     assert hits.count("nothing") < kills / 3, hits
-    runs.resume(run, strategy)
     return hits
-
-
-def test_two_kills(runs):
-    run = runs.folder / "killed"
-    hits = kill_and_resume(runs, run, "single", kills=2, seed=1)
-    assert "writing a checkpoint" in hits
-    runs.assert_as_straight(run, "single")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2", "zero3"])
 def test_twenty_kills(runs, strategy):
     run = runs.folder / f"killed-{strategy}"
-    hits = kill_and_resume(runs, run, strategy, kills=20, seed=2)
+    hits = killed(runs, run, strategy, kills=20, seed=2)
+    runs.resume(run, strategy)
     print(pd.Series(hits).value_counts().to_string())
     runs.assert_as_straight(run, strategy)
 
@@ -110,18 +103,17 @@ def step_of(path):
     return torch.load(path, weights_only=True)["global_step"]
 
 
-def stop_and_resume(runs, run, strategy, number, status, everybody=False):
-    """Sends a signal when the second checkpoint is there, and goes on after that."""
+def stop_and_resume(runs, run, strategy, number, status, *options, everybody=False, after=8):
+    """Sends a signal once a checkpoint is there, and goes on after that."""
     go_on = runs.folder / f"{run.name}-goes-on"
-    process = runs.start(run, strategy, HELD_AFTER=8, GO_ON=go_on)
-    while not (run / "checkpoints" / "step-8.ckpt").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.001)
+    process = runs.start(run, strategy, *options, HELD_AFTER=after, GO_ON=go_on)
+    wait_for(process, trains_from(run, after))
+    assert process.poll() is None, process.communicate()[0]
     (os.killpg if everybody else os.kill)(process.pid, number)
     go_on.touch()
     output = runs.finish(process, status)
     stopped = step_of(run / "checkpoints" / "last.ckpt")
-    assert 8 <= stopped <= 12 < runs.updates
+    assert after <= stopped <= after + runs.saved_every < runs.updates
     said = (
         f"Stopped by {number.name} after update {stopped}; go on with the same command and --ckpt_path last."
     )
@@ -131,11 +123,16 @@ def stop_and_resume(runs, run, strategy, number, status, everybody=False):
     runs.assert_as_straight(run, strategy)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
-def test_a_signal_ends_the_update_that_is_done(runs, number, status):
-    stop_and_resume(runs, runs.folder / number.name, "single", number, status)
+def test_a_kill_and_a_signal(runs):
+    """The signal meets a run that goes on after the kill, and ends it after the update that is done."""
+    run = runs.folder / "killed"
+    assert killed(runs, run, "single", kills=1, seed=1) == ["writing a checkpoint"]
+    stop_and_resume(runs, run, "single", signal.SIGTERM, 0, "--ckpt_path", "last", after=12)
+
+
+@pytest.mark.slow
+def test_ctrl_c(runs):
+    stop_and_resume(runs, runs.folder / "ctrl-c", "single", signal.SIGINT, 130)
 
 
 @pytest.mark.slow
@@ -145,7 +142,9 @@ def test_a_signal_ends_the_update_that_is_done(runs, number, status):
 )
 def test_a_signal_ends_two_processes(runs, number, status, everybody):
     """A batch system signals one process or all of them, Ctrl-C all."""
-    stop_and_resume(runs, runs.folder / f"ddp-{number.name}-{everybody}", "ddp", number, status, everybody)
+    stop_and_resume(
+        runs, runs.folder / f"ddp-{number.name}-{everybody}", "ddp", number, status, everybody=everybody
+    )
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_a_full_disk(runs, strategy):
         lines = [line for line in output.splitlines() if line.startswith("pacmr: ")]
         assert len(lines) == 1 and "The disk is full" in lines[0], output
         assert not list(run.rglob(".*.partial"))
-        assert step_of(run / "checkpoints" / "last.ckpt") == 8
+        assert step_of(run / "checkpoints" / "last.ckpt") == 10
         options = ("--ckpt_path", "last")
     runs.resume(run, strategy)
     runs.assert_as_straight(run, strategy)

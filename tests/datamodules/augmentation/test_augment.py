@@ -135,7 +135,7 @@ def test_conversations(rewriter, write_rows, tmp_path):
     assert [message["role"] for message in json.loads(after)] == [m["role"] for m in prompt]
 
 
-@pytest.mark.parametrize(("n", "pairs_a_prompt"), [(4380, 6), (5584, 1)])
+@pytest.mark.parametrize(("n", "pairs_a_prompt"), [(876, 6), (1117, 1)])
 def test_n_counts_the_pairs_that_vnet_learns_from(
     n, pairs_a_prompt, write_rows, tiny_tokenizer_folder, tmp_path
 ):
@@ -144,7 +144,7 @@ def test_n_counts_the_pairs_that_vnet_learns_from(
     Labels of the chosen pairs are flipped as often as others'.
     """
     rows = []
-    for i in range(7500):
+    for i in range(1500):
         number, topic = i // pairs_a_prompt, "r/" + "abc"[(i // pairs_a_prompt) % 3]
         prompt = f"SUBREDDIT: {topic}\n\nTITLE: {number}\n\nPOST: I do not know.\n\nTL;DR:"
         prompt = prompt if number % 8 else f"sea {number}"
@@ -167,7 +167,7 @@ def test_n_counts_the_pairs_that_vnet_learns_from(
     assert data.counts["train"]["too long"] > 0 and len(pairs) > n
     chosen = pairs.with_augmented_prompt
     assert len(chosen) == n == sum(row["pairs"] for row in rows_of(output))
-    assert np.mean([pairs.swapped[i] for i in chosen]) == pytest.approx(0.3, abs=0.03)
+    assert np.mean([pairs.swapped[i] for i in chosen]) == pytest.approx(np.mean(pairs.swapped), abs=0.03)
     prompts = Counter(row["prompt"] for row in rows)
     assert any(row["pairs"] < prompts[row["prompt"]] for row in rows_of(output)) == (pairs_a_prompt > 1)
     categories = Counter(pairs.rows[i]["category"] for i in chosen)

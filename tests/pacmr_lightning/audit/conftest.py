@@ -37,6 +37,23 @@ def refused(capsys, *words):
     return " ".join(fails(capsys, words).split())
 
 
+FIT = (
+    *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
+    *("--trainer.callbacks+", "WeightRecorder", "--trainer.callbacks+", "RunSummary"),
+    *("--trainer.limit_val_batches", "null", "--trainer.log_every_n_steps", "5"),
+)
+
+
+def fit_words(finished, folder, *options):
+    words = ("fit", "--config", finished / "config.yaml", *FIT, *options)
+    return [*map(str, words), "--trainer.default_root_dir", str(folder)]
+
+
+def fit(finished, folder, *options):
+    cli.main(fit_words(finished, folder, *options))
+    return folder
+
+
 def world_rows(count, seed):
     """World rows with a column of their own; some say whether their label is wrong."""
     rows = list(World().preference_rows(count, seed))
@@ -69,3 +86,14 @@ def finished(tmp_path_factory, tiny_llama):
 @pytest.fixture
 def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def learned(finished, tmp_path_factory):
+    """A DPO run that has memorised its labels: nothing says how many of them are wrong."""
+    return fit(finished, tmp_path_factory.mktemp("refine") / "first")
+
+
+@pytest.fixture
+def first(learned, tmp_path):
+    return shutil.copytree(learned, tmp_path / "first")

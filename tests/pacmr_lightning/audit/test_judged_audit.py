@@ -18,7 +18,6 @@ from ...conftest import write_lines
 from ..evaluation.faulty_server import prefer_position_a
 from .conftest import PAIRS, refused
 from .test_audit_model import by_one_word
-from .test_refine import fit
 
 N, JUDGED = 240, 40
 ANSWERS = "judge-answers.sqlite"
@@ -132,12 +131,11 @@ def test_what_does_not_fit(changed, said, finished, capsys):
     assert not (finished / "audit" / "report.html").exists()
 
 
-def test_refine_takes_judges(finished, tmp_path, capsys):
-    run = fit(finished, tmp_path / "first")
+def test_refine_takes_judges(first, tmp_path, capsys):
     judges = [GoldJudge()]
-    audit(str(run), options=AuditOptions("policy", judges=judges, judged_pairs=50, noise_rate=0.3))
+    audit(str(first), options=AuditOptions("policy", judges=judges, judged_pairs=50, noise_rate=0.3))
     capsys.readouterr()
-    folder = refine(str(run), judges=judges, judged_pairs=50, noise_rate=0.3)
+    folder = refine(str(first), judges=judges, judged_pairs=50, noise_rate=0.3)
     assert "is reused: noise rate 30.0% by score and judges" in capsys.readouterr().err
     table = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")
     assert table["vote_1"].notna().sum() == 50 and (folder / "audit" / "judges.csv").exists()
@@ -145,18 +143,17 @@ def test_refine_takes_judges(finished, tmp_path, capsys):
     assert len(weights) == 3 * PAIRS
     assert weights["weight"].to_numpy() == pytest.approx(1 - table["p_wrong"][weights["id"]], rel=1e-5)
     with pytest.raises(UserError, match="already holds a second pass with judges"):
-        refine(str(run), noise_rate=0.3)
+        refine(str(first), noise_rate=0.3)
     # Other judges are another audit, beside that of the run.
-    other = refine(str(run), str(tmp_path / "other"), judges=judges, judged_pairs=20, noise_rate=0.3)
+    other = refine(str(first), str(tmp_path / "other"), judges=judges, judged_pairs=20, noise_rate=0.3)
     assert pd.read_parquet(other / "audit" / "pairs.parquet")["vote_1"].notna().sum() == 20
     with pytest.raises(UserError, match="labels is easiest, which does not use votes"):
-        refine(str(run), str(tmp_path / "new"), "easiest", scorer="dpo", judges=judges)
+        refine(str(first), str(tmp_path / "new"), "easiest", scorer="dpo", judges=judges)
 
 
-def test_the_same_answers_for_every_audit_of_a_run(finished, server, tmp_path, monkeypatch):
+def test_the_same_answers_for_every_audit_of_a_run(first, server, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    run = fit(finished, tmp_path / "first", "--trainer.max_epochs", "1")
     options = {"judges": [EndpointJudge(base_url=server.url)], "judged_pairs": 5, "noise_rate": 0.3}
     for name in ("one", "two"):
-        audit(str(run), options=AuditOptions("policy", str(tmp_path / name), **options))
-    assert len(server.requests) == 10 and (run / "audit" / ANSWERS).exists()
+        audit(str(first), options=AuditOptions("policy", str(tmp_path / name), **options))
+    assert len(server.requests) == 10 and (first / "audit" / ANSWERS).exists()

@@ -27,34 +27,7 @@ from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import AuditedWeights
 
-from .conftest import PAIRS, refused
-
-FIT = (
-    *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
-    *("--trainer.callbacks+", "WeightRecorder", "--trainer.callbacks+", "RunSummary"),
-    *("--trainer.limit_val_batches", "null", "--trainer.log_every_n_steps", "5"),
-)
-
-
-def fit_words(finished, folder, *options):
-    words = ("fit", "--config", finished / "config.yaml", *FIT, *options)
-    return [*map(str, words), "--trainer.default_root_dir", str(folder)]
-
-
-def fit(finished, folder, *options):
-    cli.main(fit_words(finished, folder, *options))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def learned(finished, tmp_path_factory):
-    """A DPO run that has learned its labels by heart: nothing says how many of them are wrong."""
-    return fit(finished, tmp_path_factory.mktemp("refine") / "first")
-
-
-@pytest.fixture
-def first(learned, tmp_path):
-    return shutil.copytree(learned, tmp_path / "first")
+from .conftest import PAIRS, fit, fit_words, refused
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +68,7 @@ def test_the_second_pass(refined, learned):
 
 def test_runs_that_were_never_validated(finished, tmp_path, capsys):
     """Have no curves to draw, but numbers to compare."""
-    run = fit(finished, tmp_path / "run", "--trainer.limit_val_batches", "0")
+    run = fit(finished, tmp_path / "run", "--trainer.limit_val_batches", "0", "--trainer.max_epochs", "1")
     refine(str(run))
     assert "first-refined" in capsys.readouterr().out
     assert not (tmp_path / "run-refined" / "comparison.png").exists()
@@ -294,7 +267,7 @@ def test_the_folder_beside_a_run(run, beside, first, monkeypatch):
 def test_at_the_end_of_a_fit(finished, tmp_path, monkeypatch, commands_here):
     """In a process that knows nothing of this one's ranks."""
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    folder = fit(finished, tmp_path / "run", "--refine", "true")
+    folder = fit(finished, tmp_path / "run", "--refine", "true", "--trainer.max_epochs", "1")
     [(words, environment)] = commands_here
     assert words == ["refine", str(folder)]
     assert "GROUP_WORLD_SIZE" not in environment and "PATH" in environment

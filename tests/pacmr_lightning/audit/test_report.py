@@ -116,7 +116,7 @@ def test_every_text_can_be_written(text):
 
 
 def test_what_it_says():
-    pairs = frame(3000)
+    pairs = frame(1500)
     found = find_with(pairs, "dpo")
     nothing = pd.DataFrame(columns=COLUMNS)
     known = html_report(found, "runs/a", {}, [], nothing)
@@ -124,15 +124,15 @@ def test_what_it_says():
     assert said == verdict(found) and known.index(said) < known.index("<details>") < known.index("AUROC")
     assert f"{found.suspected:,} of {len(found.pairs):,} labels are suspected errors" in said
     assert f"Estimated noise rate: {found.rate.rate:.1%} (95% interval " in said
-    assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 3,000" in said
+    assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 1,500" in said
     told = find_with(pairs, "dpo", 0.3)
     assert verdict(told).startswith("Given noise rate: 30.0%. ")
     assert "Loss and u have no threshold" in known
-    alone = html_report(find_with(frame(3000), "policy"), "runs/a", {}, [], nothing)
+    alone = html_report(find_with(frame(1500), "policy"), "runs/a", {}, [], nothing)
     assert "The loss has no threshold" in alone
-    unknown = html_report(find_with(frame(3000, known=False), "dpo"), "runs/a", {}, [], nothing)
+    unknown = html_report(find_with(frame(1500, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
-    clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
+    clean = html_report(find_with(frame(1500, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
     assert (
         "cannot be estimated from the scores, so there are no suspected" in clean
         and "not identified" in clean

@@ -189,36 +189,34 @@ def test_same_seed_same_bits_also_after_a_resume(packed, make_run, checkpoint, t
     options = {"policy": {"layout": "packed_shared"}, "module": {"micro_batch_tokens": 300}} if packed else {}
     make_run = partial(make_run, steps=11, **options)
     _, straight = make_run("pacmr", "straight")
-    _, again = make_run("pacmr", "again")
-    make_run("pacmr", "resumed")
-    _, resumed = make_run("pacmr", "resumed", ckpt=checkpoint("resumed"))
     expected = read_weights(tmp_path / "straight"), _without_timing(tmp_path / "straight")
-    for name, other in (("again", again), ("resumed", resumed)):
+    for ckpt in (None, checkpoint("again")):
+        _, again = make_run("pacmr", "again", ckpt=ckpt)
         for key, parameter in straight.policy.adapter().items():
-            assert torch.equal(parameter, other.policy.adapter()[key]), key
-        for a, b in zip(straight.vnet.parameters(), other.vnet.parameters(), strict=True):
+            assert torch.equal(parameter, again.policy.adapter()[key]), key
+        for a, b in zip(straight.vnet.parameters(), again.vnet.parameters(), strict=True):
             assert torch.equal(a, b)
-        pd.testing.assert_frame_equal(read_weights(tmp_path / name), expected[0])
-        pd.testing.assert_frame_equal(_without_timing(tmp_path / name), expected[1])
+        pd.testing.assert_frame_equal(read_weights(tmp_path / "again"), expected[0])
+        pd.testing.assert_frame_equal(_without_timing(tmp_path / "again"), expected[1])
 
 
-@pytest.mark.parametrize("method", ["dpo", "pacmr"])
-def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, caplog, method):
-    make_run(method)
+def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, caplog):
+    """Of the policy's optimizer beside VNet's."""
+    make_run("pacmr")
     caplog.clear()
-    trainer, module = make_run(method, "same", ckpt=checkpoint())
+    trainer, module = make_run("pacmr", "same", ckpt=checkpoint())
     assert "instead of" not in caplog.text
     group = trainer.optimizers[0].param_groups[0]
     assert group["initial_lr"] == 1e-2 and group["lr"] == pytest.approx(1e-3)  # min_lr_ratio at the end
 
     more = {"policy": {"lora_compute_dtype": "float32"}}
-    make_run(method, "lora", ckpt=checkpoint(), **more)
+    make_run("pacmr", "lora", ckpt=checkpoint(), **more)
     assert "policy.lora_compute_dtype float32 instead of base" in caplog.text
 
     changed = {"learning_rate": 3e-3, "betas": (0.8, 0.9), "weight_decay": 0.1, "max_grad_norm": 0.5}
     groups, watch = [], Callback()
     watch.on_train_batch_start = lambda t, *_: groups.append(dict(t.optimizers[0].param_groups[0]))
-    trainer, _ = make_run(method, "other", steps=8, ckpt=checkpoint(), module=changed, more=[watch])
+    trainer, _ = make_run("pacmr", "other", steps=8, ckpt=checkpoint(), module=changed, more=[watch])
     for text in (
         "learning_rate 0.003 instead of 0.01",
         "betas [0.8, 0.9] instead of [0.9, 0.95]",

@@ -118,11 +118,11 @@ def test_a_layer_rounds_its_output_once_and_its_gradients_never(kind, options, m
 
 
 def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
-    """u, the gradients of DPO and VNet, and c, here and after a virtual step, over three adapters."""
+    """u, the gradients of DPO and VNet, and c, here and after a virtual step, over two adapters."""
     batch, meta = make_batch(6), make_batch(6, seed=1, augmented=True)
     sizes = {"num_hidden_layers": 28, "initializer_range": 0.05}
     found = {way: [] for way in ("exact", "float32", "base")}
-    for seed in range(3):
+    for seed in range(2):
         along = None
         for way in found:
             compute = {"lora_compute_dtype": "base" if way == "base" else "float32"}

@@ -235,7 +235,8 @@ def test_a_run_on_a_cpu(tiny_llama, tmp_path, monkeypatch, caplog):
     words = """
         fit --config quickstart/preference --config methods/pacmr --model.policy.model model
         --model.policy.gradient_checkpointing auto --data.source.pairs 64 --data.source.validation_pairs 8
-        --trainer.accelerator cpu --trainer.limit_train_batches 2 --trainer.default_root_dir
+        --trainer.accelerator cpu --trainer.limit_train_batches 2 --trainer.limit_val_batches 0
+        --trainer.callbacks RunSummary --trainer.default_root_dir
     """.strip()
     found = {}
     for free, recomputed in ((None, False), (1, True)):

@@ -25,7 +25,7 @@ from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.features import PAPER, Feature
 
-STEPS = 6
+STEPS = 4
 
 
 class Watch(pl.Callback):
@@ -93,7 +93,7 @@ def run(base, folder, case):
         micro_batch_tokens=128 if "tokens" in options else None,  # ranks need not have as many micro-batches
     )
     data = PreferenceDataModule(
-        EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: three epochs
+        EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: two epochs
         base,
         global_batch_size=16,
         validation_batch_size=5,

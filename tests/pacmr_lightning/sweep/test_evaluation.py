@@ -158,8 +158,9 @@ def test_bad_evaluations(changes, top, message, write_sweep, capsys):
 def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     write_prompts()
-    refused = ["sweep", write_sweep(evaluate=evaluation("http://127.0.0.1:9/v1"))]
-    assert "cannot be reached" in fails(capsys, refused)
+    absent = evaluation("http://127.0.0.1:9/v1")
+    absent["judge"]["init_args"]["retries"] = 0  # each comes after a pause
+    assert "cannot be reached" in fails(capsys, ["sweep", write_sweep(evaluate=absent)])
     assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
     judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
     path = write_sweep(evaluate=evaluation(judge=judge))
@@ -216,11 +217,12 @@ def test_what_a_judge_costs_and_says(answered, capsys):
         r"Judging: 2 comparisons with m, 24 calls, about [\d,]+ tokens in, at most 2,304 out", said
     )
     # All of seed 0 is the same; of seed 1 nobody answers.
+    path = replace_judge(path, retries=0)
     assert "cannot be reached" in fails(capsys, ["sweep", path])
     table = pd.read_csv("out/tables/judged.csv")
     assert table["Win-score"].tolist() == [1.0] and table["Pairs"].tolist() == [PROMPTS]
     with FaultyServer(prefer_longer) as server:
-        path = replace_url(path, server.url)
+        path = replace_judge(path, base_url=server.url, retries=6)
         server.script = [(400, {"message": "flagged by the content filter"})]
         assert run(path) == 0
         assert "no answer to 4.2% of the questions, which the next run asks again" in capsys.readouterr().err
@@ -246,7 +248,7 @@ def test_one_seed_has_intervals(answered, capsys):
         row["response"] = ""
     found[3].responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with FaultyServer(prefer_longer) as server:
-        path = replace_url(path, server.url, seeds=[1])
+        path = replace_judge(path, base_url=server.url, seeds=[1])
         assert run(path) == 0
     summary = judged("out/pacmr-noise30-seed1/judge")
     rate = summary["win_rate"]
@@ -257,10 +259,10 @@ def test_one_seed_has_intervals(answered, capsys):
     assert "one seed" in text and "nan" not in text
 
 
-def replace_url(path: str, url: str, **changes: object) -> str:
-    """The sweep file with another server."""
-    sweep = yaml.safe_load(Path(path).read_text()) | changes
-    sweep["evaluate"]["judge"]["init_args"]["base_url"] = url
+def replace_judge(path: str, seeds: tuple[int, ...] = (0, 1), **options: object) -> str:
+    """The sweep file with other options of the judge."""
+    sweep = yaml.safe_load(Path(path).read_text()) | {"seeds": [*seeds]}
+    sweep["evaluate"]["judge"]["init_args"] |= options
     Path(path).write_text(yaml.safe_dump(sweep, sort_keys=False))
     return path
 

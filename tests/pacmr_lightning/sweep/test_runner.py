@@ -58,14 +58,6 @@ def wait_for(condition) -> object:
     return found
 
 
-def writer_of(pipe: Path) -> int | None:
-    """A file descriptor to write into a pipe that somebody has opened to read, else None."""
-    try:
-        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
 def cells_of(sweep: int) -> list[psutil.Process]:
     """The processes of cells below a sweep's: each leads a group of its own."""
     found = []
@@ -137,23 +129,24 @@ def test_preparation(write_sweep, capsys):
     assert {file.name for file in Path("out").iterdir()} == {".lock", "prepare-2.txt"}
 
 
-def test_devices(write_sweep, tmp_path, capsys):
-    """Too few GPUs are refused before anything runs; a cell with GPUs is no fork, and sees its own."""
+def test_devices(write_sweep, tmp_path, capsys, monkeypatch):
+    """Too few GPUs are refused before anything runs; a cell with GPUs is no fork, and sees its own.
+
+    A script stands for the interpreter that such a cell's command is started with.
+    """
     wanted = torch.cuda.device_count() + 1
     assert sweep(write_sweep(jobs=1, devices=wanted)) == 2
     assert f"1 jobs with {wanted} GPUs each need {wanted}, but there are" in capsys.readouterr().err
     assert not Path("out").exists()
-    # It lives, and is no longer its parent's copy, as long as it waits for what is written into the pipe.
-    pipe = tmp_path / "pipe.yaml"
-    os.mkfifo(pipe)
-    process = worker.start([["sweep", str(pipe)]], tmp_path / "log.txt", "3,5")
-    writing = wait_for(lambda: writer_of(pipe) if process.is_alive() else "it has ended")
-    with open(writing, "w") as file:
-        file.write("nonsense: 1\n")
-        (child,) = psutil.Process(process.pid).children()
-        assert child.environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" "$@"\nexit 3\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with capsys.disabled():  # a fork of this process has the script, and its output
+        process = worker.start([["sweep", "x.yaml"], ["never"]], tmp_path / "log.txt", "3,5", "fork")
     process.join()
-    assert process.exitcode == 2 and "there is no key nonsense" in (tmp_path / "log.txt").read_text()
+    assert process.exitcode == 3
+    assert (tmp_path / "log.txt").read_text() == "3,5 -m pacmr_lightning sweep x.yaml\n"
 
 
 @pytest.mark.slow

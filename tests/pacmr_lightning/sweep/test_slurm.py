@@ -173,7 +173,7 @@ def test_a_killed_run_was_out_of_memory(write_sweep, commands):
 def test_what_a_job_runs(write_sweep, monkeypatch):
     """A preparation that fails is why its cells failed; a cell of another job is left alone."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "fit --config nowhere.yaml"}]))
+    swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "configs copy nothing x.yaml"}]))
     (cell, other, *_) = cells(swept)
     slurm.state.submitted(cell, "3_0")
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
