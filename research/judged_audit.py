@@ -46,8 +46,8 @@ JUDGES = {
 }
 """Kinds of judges by their names in the table: an error rate, or a bias in units of gold reward."""
 BIAS = 2.0
-SECOND, SECOND_JUDGE = (0, 400, 1600), "errors 20%"
-"""Judged pairs and judges of second passes."""
+SECOND = (("", 0), ("decisions", 50), ("errors 20%", 400), ("errors 20%", 1600))
+"""Evidence of second passes besides u: random decisions, or judges; and pairs."""
 CHOICES = ("default", "uncertain", "suspicious", "near 0", "random")
 
 
@@ -104,16 +104,17 @@ def _pacmr(*words: object) -> None:
 
 
 def second_passes(output: str, table: Path, noise: float, seeds: Sequence[int]) -> None:
-    """Train a second pass with soft labels from audits without and with judges, and keep its gold reward."""
-    done = pd.read_csv(table).to_dict("records") if table.exists() else []
+    """Train second passes with soft labels from audits by ``SECOND``, and keep their gold reward."""
+    done = pd.read_csv(table, keep_default_na=False).to_dict("records") if table.exists() else []
     sft = Path(output) / "sft"
     for pairs in scored(output):
         if pairs.noise != noise or pairs.seed not in seeds:
             continue
         alone = estimate_noise_rate(pairs.u, pairs.prompts, None, RESAMPLES)
         found = pd.read_parquet(folder_of(output, noise, pairs.seed) / "audit" / "pairs.parquet")
-        for number in SECOND:
-            if any((row["noise"], row["seed"], row["number"]) == (noise, pairs.seed, number) for row in done):
+        for evidence, number in SECOND:
+            keys = {"noise": noise, "seed": pairs.seed, "evidence": evidence, "number": number}
+            if any({name: row[name] for name in keys} == keys for row in done):
                 continue
             # Without an estimate, what refine assumes.
             rate = (
@@ -121,12 +122,17 @@ def second_passes(output: str, table: Path, noise: float, seeds: Sequence[int]) 
                 if alone.identified
                 else estimate_noise_rate(pairs.u, pairs.prompts, min(SAFE_SHARE, alone.at_most), RESAMPLES)
             )
-            if number:
-                rate = judged(pairs, SECOND_JUDGE, CHOICES[0], number, alone)[0]
-            folder = Path(output) / f"second-noise{100 * noise:g}-seed{pairs.seed}-judged{number}"
+            p_wrong = rate.wrong(pairs.u)
+            if evidence == "decisions":
+                p_wrong = decided(pairs, "random", number, "sample", alone).p_wrong
+            elif number:
+                rate = judged(pairs, evidence, CHOICES[0], number, alone)[0]
+                p_wrong = rate.wrong(pairs.u)
+            name = f"second-noise{100 * noise:g}-seed{pairs.seed}-{evidence[:6]}{number}"
+            folder = Path(output) / name.replace(" ", "")
             folder.mkdir(exist_ok=True)
             file = folder.with_suffix(".parquet")
-            found.assign(p_wrong=rate.wrong(pairs.u)).to_parquet(file)
+            found.assign(p_wrong=p_wrong).to_parquet(file)
             words = f"--config quickstart/preference --model.policy.model {sft}/model"
             words += f" --model.objective.beta 1 --seed_everything {pairs.seed} --data.seed {pairs.seed}"
             words += f" --data.noise_seed {pairs.seed} --data.noise_rate {noise} --data.source.pairs {PAIRS}"
@@ -137,9 +143,8 @@ def second_passes(output: str, table: Path, noise: float, seeds: Sequence[int]) 
             words += " --trainer.callbacks.max_new_tokens 12"
             _pacmr("fit", *words.split())
             metrics = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]
-            row = {"noise": noise, "seed": pairs.seed, "number": number, "rate": rate.rate}
-            row |= {name: metrics[f"val/{name}"] for name in ("gold_reward", "sequence_kl", "gold_accuracy")}
-            done.append(row)
+            names = ("gold_reward", "sequence_kl", "gold_accuracy")
+            done.append(keys | {name: metrics[f"val/{name}"] for name in names})
             with replacing(table) as temporary:
                 pd.DataFrame(done).to_csv(temporary, index=False, float_format="%.4f")
 
@@ -245,15 +250,27 @@ def by_judges(pairs: Scored, judges: str, choice: str, number: int, alone: Noise
     return row
 
 
-def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate) -> dict[str, object]:
-    """Return the result with decisions as ``anchors`` of the model, or as a ``sample`` for the rate."""
+@dataclass(frozen=True)
+class Decided:
+    """An audit with decisions."""
+
+    rate: NoiseRate
+    suspicion: np.ndarray
+    p_wrong: np.ndarray
+    interval: tuple[float, float] | None
+    """Of the sample."""
+
+
+def decided(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate) -> Decided:
+    """Return an audit with decisions as ``anchors`` of the model, or as a ``sample`` for the rate."""
     places = chosen(pairs, alone, choice, number)
     truth = np.zeros(len(pairs.u), dtype=int)
     truth[places] = np.where(pairs.wrong[places], -1, 1)
     u = combined_score(pairs.u, pairs.views, truth)[0]
-    if use == "sample":
-        wrong = int(pairs.wrong[places].sum())
-        read = SampleEstimate(wrong, number - wrong, 0, 0)
+    wrong = int(pairs.wrong[places].sum())
+    read = SampleEstimate(wrong, number - wrong, 0, 0)
+    interval = read.interval if use == "sample" else None
+    if use == "sample" and read.told is not None:
         rate = estimate_noise_rate(u, pairs.prompts, read.told, RESAMPLES)
     else:
         none = np.zeros((len(truth), 0), dtype=int)
@@ -262,9 +279,15 @@ def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: Noise
     # A decided label is fixed, so ranks put it first or last.
     fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * u))
     fixed = pd.Series(fixed).rank().to_numpy()
-    row = result(pairs, rate, fixed, np.where(truth == 0, p_wrong, truth < 0))
-    if use == "sample":
-        row["low"], row["high"] = read.interval
+    return Decided(rate, fixed, np.where(truth == 0, p_wrong, truth < 0), interval)
+
+
+def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate) -> dict[str, object]:
+    """Return the result of ``decided``."""
+    found = decided(pairs, choice, number, use, alone)
+    row = result(pairs, found.rate, found.suspicion, found.p_wrong)
+    if found.interval is not None:
+        row["low"], row["high"] = found.interval
     return row
 
 

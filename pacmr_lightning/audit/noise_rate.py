@@ -215,7 +215,7 @@ class SampleEstimate:
                 "labels, or the reviewer disagrees with the annotators."
             )
         if used is None:
-            told.append("These are too few for a noise rate.")
+            told.append("That is no noise rate below 50%, so the decisions anchor the estimate instead.")
         elif used == self.told:
             why = "" if self.wrong else ", the upper end of the interval, since no sampled label is wrong"
             told.append(f"The audit uses a noise rate of {used:.1%}{why}.")

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pacmr_lightning.audit import AuditOptions, noise_rate
+from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.decisions import random_sample
 from pacmr_lightning.audit.pipeline import conclude
 from pacmr_lightning.audit.scored_pairs import ScoredPairs
@@ -103,15 +103,17 @@ def test_a_sample_that_disagrees(audit, capsys):
     assert "25.0%, as given" in said and "The audit uses" not in said
 
 
-def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
-    asked, rate = [], noise_rate.estimate_noise_rate
-    monkeypatch.setattr(noise_rate, "estimate_noise_rate", lambda *of: asked.append(of) or rate(*of))
-    wrong = next(row for row in audit.drawn if row["decision"] == "swap")
-    table = audit(decisions=audit.decide("one.jsonl", [wrong]))
-    assert "These are too few for a noise rate." in " ".join(capsys.readouterr().out.split())
-    assert len(asked) == 1
-    rest = [name for name in table.index if name != wrong["id"]]
-    pd.testing.assert_series_equal(table["p_wrong"][rest], plain["p_wrong"][rest])
+@pytest.mark.parametrize("number", [1, 12])
+def test_a_sample_without_a_rate(number, audit, plain, capsys):
+    """Of which half or more is wrong: the decisions are anchors, as without a sample."""
+    wrong = [row for row in audit.drawn if row["decision"] == "swap"][:number]
+    table = audit(decisions=audit.decide("wrong.jsonl", wrong))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "100.0% (95%" in said and "no noise rate below 50%, so the decisions anchor the estimate" in said
+    anchored = audit(decisions=audit.decide("anchors.jsonl", [row | {"sample": False} for row in wrong]))
+    pd.testing.assert_frame_equal(table, anchored)
+    rest = [name for name in table.index if name not in {row["id"] for row in wrong}]
+    assert (table["p_wrong"][rest] - plain["p_wrong"][rest]).abs().max() > 0.001, "they count"
 
 
 @pytest.mark.parametrize("action", [None, "drop", "swap"])
