@@ -77,8 +77,8 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
         sizes = [f"{size / 2**30:.3g} GiB" for size in (needed, int(short))]
         assert said == [
             f"gradient_checkpointing auto is true: without it a step takes some {sizes[0]} (calculated, not "
-            f"measured), and {sizes[1]} of the GPU are free; overrule it by "
-            "--model.policy.gradient_checkpointing false."
+            f"measured), and {sizes[1]} of the GPU are free; overrule by "
+            "--model.policy.gradient_checkpointing."
         ]
     # Two processes share a machine's RAM.
     for devices, expected in ((1, False), (2, True)):
@@ -110,11 +110,22 @@ def test_pairs_of_a_micro_batch(asked, fits, pairs, recomputed, decided, folder,
     monkeypatch.setattr(module, "BUSY", 4 * 160)
     free = 1.01 / module.FREE * step_bytes(policy, fits[0], 96, 32, devices=1, recomputed=fits[1])
     set_to: list[PreferenceModule] = []
+    estimated: list[float] = []
+    monkeypatch.setattr(
+        module, "step_bytes", lambda *of, **named: estimated.append(step_bytes(*of, **named)) or estimated[-1]
+    )
     found = decided(free, asked, micro_batch_size="auto", made=set_to)
     assert set_to[0].micro_batch_size == pairs
-    assert found[2][0].startswith(f"micro_batch_size auto is {pairs}: a step takes some ")
+    also = ""
     if asked == "auto":
         assert found[:2] == (recomputed, recomputed)
+        also = f" and gradient_checkpointing auto is {str(recomputed).lower()}"
+    (said,) = found[2]
+    assert said.startswith(
+        f"micro_batch_size auto is {pairs}{also}: a step takes some {estimated[-1] / 2**30:.3g} GiB"
+    )
+    # No step is estimated twice.
+    assert len(estimated) == len(set(estimated)) and all(x > module.FREE * free for x in estimated[:-1])
 
 
 def test_pairs_where_memory_does_not_choose(decided):
