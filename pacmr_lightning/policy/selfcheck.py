@@ -234,7 +234,7 @@ class _PairCheck:
         return value, float((found[1] - truth[1]).norm() / truth[1].norm())
 
     def _beyond_rounding(self, found: Computed, truth: Computed) -> str | None:
-        """What differs by more than what rounding changes in the model's own forward."""
+        """Return a difference that rounding in the model's own forward does not explain, if any."""
         if self._difference(found, truth) is None:
             return None
         with self.by_trusted_kernels():

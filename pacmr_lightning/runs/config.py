@@ -25,11 +25,9 @@ from ..ranks import min_over_ranks
 from ..recorded import as_config
 from ..waiting import waiting
 from .folder import CHECKPOINTS, CONFIG
-from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes
+from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes, ways_to_step
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-BUSY = 4096
-"""Tokens of a forward pass with fewer of which an H100 waits for Python (measured at 1.5B parameters)."""
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
 
@@ -115,9 +113,8 @@ def decide_step(
 ) -> bool | None:
     """Decide and print ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto".
 
-    A step of the longest pairs must fit into ``FREE`` of the free memory of all ranks' devices. Without
-    recomputed activations are tried, on a GPU, the divisors of its pairs with at least ``BUSY`` tokens; then
-    all divisors with them, of which the last is one pair. On a CPU ``micro_batch_size`` has a fixed default.
+    A step of the longest pairs must fit into ``FREE`` of the free memory of all ranks' devices, the first of
+    ``ways_to_step``. On a CPU ``micro_batch_size`` has a fixed default.
 
     Returns:
         Whether activations are recomputed; None if ``recompute`` is not "auto".
@@ -133,9 +130,7 @@ def decide_step(
     elif module.asks_micro_batch_size and gpu:
         data = datamodule(trainer)
         share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
-        sizes = [n for n in range(share, 0, -1) if share % n == 0]
-        busy = [n for n in sizes if n == share or n * (prompt + 2 * response) >= BUSY]
-        ways = [*((n, False) for n in busy if auto), *((n, auto or bool(recompute)) for n in sizes)]
+        ways = list[tuple[int | None, bool]](ways_to_step(share, prompt + 2 * response, recompute or False))
     if unknown and auto:
         rank_zero_info(
             f"gradient_checkpointing auto is true: a step's memory with {unknown} is not estimated; overrule "

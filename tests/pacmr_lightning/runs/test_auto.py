@@ -16,6 +16,7 @@ from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs import config as module
+from pacmr_lightning.runs import memory_estimate
 from pacmr_lightning.runs.memory_estimate import sft_step_bytes, step_bytes
 
 from .test_memory_estimate import peak_of_allocations
@@ -107,7 +108,7 @@ def test_what_was_asked_for_is_left_alone(decided):
 def test_pairs_of_a_micro_batch(asked, fits, pairs, recomputed, decided, folder, monkeypatch):
     """As many as fit, with activations kept if these are enough; the free bytes are for ``fits``."""
     policy = PolicyModel(folder, rank=8)
-    monkeypatch.setattr(module, "BUSY", 4 * 160)
+    monkeypatch.setattr(memory_estimate, "BUSY", 4 * 160)
     free = 1.01 / module.FREE * step_bytes(policy, fits[0], 96, 32, devices=1, recomputed=fits[1])
     set_to: list[PreferenceModule] = []
     estimated: list[float] = []
