@@ -41,12 +41,12 @@ class SaveRunConfig(SaveConfigCallback):
         """Resolve ``gradient_checkpointing`` and ``micro_batch_size`` by memory; lengths are known now."""
         if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule):
             return
-        options, sft = _network_options(self.config), isinstance(pl_module, SFTModule)
+        options = _network_options(self.config)
         recompute = decide_step(pl_module, trainer, options.get("gradient_checkpointing"))
         if recompute is None:
             return
         options["gradient_checkpointing"] = recompute
-        if sft:
+        if isinstance(pl_module, SFTModule):
             pl_module.hparams["gradient_checkpointing"] = recompute
         else:
             pl_module.policy.gradient_checkpointing = recompute
@@ -120,10 +120,11 @@ def decide_step(
         Whether activations are recomputed; None if ``recompute`` is not "auto".
     """
     strategy, device = trainer.strategy, trainer.strategy.root_device
-    gpu, auto, sft = device.type == "cuda", recompute == "auto", isinstance(module, SFTModule)
-    unknown, option = "", "--model.gradient_checkpointing" if sft else "--model.policy.gradient_checkpointing"
+    gpu, auto = device.type == "cuda", recompute == "auto"
+    unknown, option = "", "--model.policy.gradient_checkpointing"
     ways: list[tuple[int | None, bool]] = [(None, False), (None, True)] if auto else []
-    if sft:
+    if isinstance(module, SFTModule):
+        option = "--model.gradient_checkpointing"
         unknown = "DeepSpeed" if isinstance(strategy, DeepSpeedStrategy) else ""
     elif module.policy.attn_implementation == "eager":  # no kernel avoids the scores
         unknown = "eager attention"
