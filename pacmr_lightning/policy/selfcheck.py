@@ -90,7 +90,9 @@ def choose_plan(
             if fault is None:
                 if asked == "auto":
                     rank_zero_info(" ".join([f"Log-probabilities are computed from {plan}.", *notes]))
-                if check.rounding > GRADIENT_TOLERANCE[model.dtype]:
+                # A repeated prompt amplifies rounding more than pairs do.
+                repeated = check.pair.input_ids.shape[1] > batch.input_ids.shape[1]
+                if check.rounding > GRADIENT_TOLERANCE[model.dtype] and not repeated:
                     rank_zero_warn(
                         f"Rounding in {str(model.dtype).removeprefix('torch.')} changes the gradient of "
                         f"{name}'s own forward by {check.rounding:.0%} on the checked pair; if training is "
