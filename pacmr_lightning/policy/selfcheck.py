@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..batch import LogProbs, PairBatch, Segment
 from ..errors import UserError, is_out_of_memory
+from ..memory import free_memory
 from ..numerics import wide
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
@@ -25,23 +26,33 @@ from .attention import (
     AttentionPlan,
     attention_of,
     attention_plans,
+    is_flash,
     plain_attention,
     use_attention,
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
+from .packed_attention import HALF
 from .token_layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by dtype."""
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Accepted relative error of the gradient at the embeddings, by dtype."""
+ROUNDING_FACTOR = 3
+"""Accepted multiple of what rounding alone changes in the model's own forward, beyond these tolerances."""
+DRAWS = 3
+"""Runs of the model's own forward that measure this."""
 CAUSAL_FACTOR = 10
 """Multiple of ``TOLERANCE`` that later tokens may change a prediction by, since shapes round differently."""
 JUDGE_BYTES = 2**32
 """Maximum bytes of the trusted attention weights."""
 
 PairScore = Callable[[Layout, PairBatch], LogProbs]
+Computed = tuple[Tensor, Tensor]
+"""(2,) log-probabilities of chosen and rejected, and (V', H) their gradient by token id."""
+Errors = tuple[float, float]
+"""Largest difference of a response's mean token, in nats, and relative error of the gradient."""
 
 
 # Lightning validates in inference mode, which has no gradient.
@@ -58,29 +69,35 @@ def choose_plan(
     """Return and activate the first plan that matches the model's own forward on the batch's longest pair.
 
     Values and gradients are compared with SDPA's plain kernel, since a kernel may be wrong in backward only.
+    Large activations may amplify rounding beyond any fixed tolerance. The limit is then ``ROUNDING_FACTOR``
+    times what rounding changes in the model's own forward. In half precision this may be too much to reveal a
+    wrong mask, so the plan must also agree with the base cast to fp32. All processes use the same plan.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
-    check = _PairCheck(model, _checked_pair(batch, model, device), score)
+    check = _PairCheck(model, _checked_pair(batch, model, device), score, trusted, compiled)
     candidates, notes = attention_plans(model, asked, layout, device, compiled)
     was_training = model.training
     model.train()  # as in training, where gradient checkpoints apply; there is no dropout
     try:
-        use_attention(model, trusted)
-        with ExitStack() as stack:
-            stack.enter_context(sdpa_kernel(check.trusted_kernels()))
-            if compiled:  # or this kernel would be compiled in
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with check.by_trusted_kernels():
             truth = check.trusted()
         for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
             fault = None if plan == AttentionPlan(trusted, "plain") else check.fault(plan, truth)
-            if any(map(is_sharded, model.parameters())):  # all ranks must agree on a plan
-                agreed = max_over_ranks(int(fault is not None), device)
-                fault = (fault or "it fails in another process") if agreed else None
+            if max_over_ranks(int(fault is not None), device):
+                fault = fault or "it fails in another process"
             if fault is None:
                 if asked == "auto":
                     rank_zero_info(" ".join([f"Log-probabilities are computed from {plan}.", *notes]))
+                # A repeated prompt amplifies rounding more than pairs do.
+                repeated = check.pair.input_ids.shape[1] > batch.input_ids.shape[1]
+                if check.rounding > GRADIENT_TOLERANCE[model.dtype] and not repeated:
+                    rank_zero_warn(
+                        f"Rounding in {str(model.dtype).removeprefix('torch.')} changes the gradient of "
+                        f"{name}'s own forward by {check.rounding:.0%} on the checked pair; if training is "
+                        "unstable, set dtype to float32."
+                    )
                 use_attention(model, plan.attention)
                 return plan
             if following is not None:
@@ -112,13 +129,40 @@ def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device
     )
 
 
+@contextmanager
+def _weights_in_fp32(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, weights in half precision are fp32, with the same values."""
+    half = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF]
+    try:
+        for tensor, _ in half:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor, dtype in half:
+            tensor.data = tensor.data.to(dtype)
+
+
 @dataclass
 class _PairCheck:
     model: PreTrainedModel
     pair: PairBatch
     score: PairScore
+    attention: str
+    """Trusted attention."""
+    compiled: bool
+    rounding: float = 0.0
+    """Relative error of the own forward's gradient against fp32, where that was computed."""
 
-    def trusted(self) -> tuple[Tensor, Tensor]:
+    @contextmanager
+    def by_trusted_kernels(self) -> Iterator[None]:
+        use_attention(self.model, self.attention)
+        with ExitStack() as stack:
+            stack.enter_context(sdpa_kernel(self.trusted_kernels()))
+            if self.compiled:  # or this kernel would be compiled in
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+
+    def trusted(self) -> Computed:
         """Return the values of the model's own forward; warn of adapters that it never calls."""
         model, name = self.model, type(self.model).__name__
         called: set[str] = set()
@@ -167,20 +211,59 @@ class _PairCheck:
         kept = 2 * heads * self.pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
         return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
 
-    def fault(self, plan: AttentionPlan, truth: tuple[Tensor, Tensor]) -> str | None:
+    def fault(self, plan: AttentionPlan, truth: Computed) -> str | None:
         """Return what is wrong with a plan, if anything."""
         try:
             use_attention(self.model, plan.attention)
-            values, gradient = self._computed(plan.layout)
+            found = self._computed(plan.layout)
+            if (fault := self._difference(found, truth)) is None or not self._fits_fp32():
+                return fault
+            return self._fault_in_fp32(plan, truth) or self._beyond_rounding(found, truth)
         except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
+
+    def _difference(self, found: Computed, truth: Computed, rounding: Errors = (0.0, 0.0)) -> str | None:
+        value, gradient = self._errors(found, truth)
+        if not value <= max(TOLERANCE[self.model.dtype], ROUNDING_FACTOR * rounding[0]):
+            return f"its log-probabilities differ by {value:.1e} nats per token"
+        limit = max(GRADIENT_TOLERANCE[self.model.dtype], ROUNDING_FACTOR * rounding[1])
+        return None if gradient <= limit else f"its gradient is {gradient:.0%} off"
+
+    def _errors(self, found: Computed, truth: Computed) -> Errors:
         tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
-        error = float(((values - truth[0]).abs() / values.new_tensor(tokens)).max())
-        if not error <= TOLERANCE[self.model.dtype]:
-            return f"its log-probabilities differ by {error:.1e} nats per token"
-        error = float((gradient - truth[1]).norm() / truth[1].norm())
-        return None if error <= GRADIENT_TOLERANCE[self.model.dtype] else f"its gradient is {error:.0%} off"
+        value = float(((found[0] - truth[0]).abs() / found[0].new_tensor(tokens)).max())
+        return value, float((found[1] - truth[1]).norm() / truth[1].norm())
+
+    def _beyond_rounding(self, found: Computed, truth: Computed) -> str | None:
+        """Return a difference that rounding in the model's own forward does not explain, if any."""
+        if self._difference(found, truth) is None:
+            return None
+        with self.by_trusted_kernels():
+            drawn = [self._errors(self._computed("plain", seed), truth) for seed in range(DRAWS)]
+        value, gradient = map(max, zip(*drawn, strict=True))
+        return self._difference(found, truth, (value, gradient))
+
+    def _fits_fp32(self) -> bool:
+        """True for a base that is not sharded or quantized, with room for fp32 weights and activations."""
+        weights = list(self.model.parameters())
+        if not all(p.is_floating_point() and not is_sharded(p) for p in weights):
+            return False
+        more = sum(p.numel() * p.element_size() for p in weights if p.dtype in HALF)
+        return free_memory(weights[0].device) >= 2 * more
+
+    def _fault_in_fp32(self, plan: AttentionPlan, truth: Computed) -> str | None:
+        if self.model.dtype not in HALF:
+            return None
+        with _weights_in_fp32(self.model):
+            with self.by_trusted_kernels():
+                exact = self._computed("plain")
+            # FlashAttention has no fp32.
+            use_attention(self.model, self.attention if is_flash(plan.attention) else plan.attention)
+            fault = self._beyond_rounding(self._computed(plan.layout), exact)
+        use_attention(self.model, plan.attention)
+        self.rounding = self._errors(truth, exact)[1]
+        return fault and f"in float32 {fault}"
 
     def _looks_ahead(self) -> float:
         """Mean change of the first half's log-probabilities, in nats, without the rest."""
@@ -194,12 +277,19 @@ class _PairCheck:
         )
         return float((whole - part).abs().mean())
 
-    def _computed(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """(2,) log-probabilities, and their gradient by token id, (V', H)."""
+    def _computed(self, layout: Layout, rounded: int | None = None) -> Computed:
+        """(2,) log-probabilities, and their gradient by token id, (V', H).
+
+        Embeddings are moved within their rounding, at random by the seed ``rounded``, if there is one.
+        """
         embedded: list[tuple[Tensor, Tensor]] = []
 
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             embedded.append((inputs[0], output.requires_grad_()))
+            if rounded is not None:
+                random = torch.Generator(output.device).manual_seed(rounded)
+                part = torch.rand(output.shape, generator=random, device=output.device) - 0.5
+                return (wide(output) * (1 + torch.finfo(output.dtype).eps * part)).to(output.dtype)
             return output.clone()  # some models scale it in place, which a leaf forbids
 
         # At the embeddings: a new or disabled adapter has no gradient.

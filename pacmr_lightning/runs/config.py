@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,11 +25,9 @@ from ..ranks import min_over_ranks
 from ..recorded import as_config
 from ..waiting import waiting
 from .folder import CHECKPOINTS, CONFIG
-from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes
+from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes, ways_to_step
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-BUSY = 4096
-"""Tokens of a forward pass with fewer of which an H100 waits for Python (measured at 1.5B parameters)."""
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
 
@@ -45,23 +42,14 @@ class SaveRunConfig(SaveConfigCallback):
         if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule):
             return
         options = _network_options(self.config)
-        asked = options.get("gradient_checkpointing")
-        if isinstance(pl_module, PreferenceModule):
-            choose_micro_batch(pl_module, trainer, asked)
-        if asked != "auto":
+        recompute = decide_step(pl_module, trainer, options.get("gradient_checkpointing"))
+        if recompute is None:
             return
-        recompute, why = recomputes_here(pl_module, trainer)
         options["gradient_checkpointing"] = recompute
         if isinstance(pl_module, SFTModule):
-            option = "--model.gradient_checkpointing"
             pl_module.hparams["gradient_checkpointing"] = recompute
         else:
-            option = "--model.policy.gradient_checkpointing"
             pl_module.policy.gradient_checkpointing = recompute
-        rank_zero_info(
-            f"gradient_checkpointing auto is {str(recompute).lower()}: {why}; overrule it by "
-            f"{option} {str(not recompute).lower()}."
-        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file on rank 0."""
@@ -120,59 +108,58 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
         temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
-def choose_micro_batch(module: PreferenceModule, trainer: Trainer, recompute: bool | Literal["auto"]) -> None:
-    """Set and print ``micro_batch_size`` "auto" on a GPU: the largest divisor of its pairs that fits.
+def decide_step(
+    module: PreferenceModule | SFTModule, trainer: Trainer, recompute: bool | Literal["auto"] | None
+) -> bool | None:
+    """Decide and print ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto".
 
-    The longest pairs must fit into ``FREE`` of the free memory: without recomputed activations, if at least
-    ``BUSY`` tokens do, else with them. One pair if nothing fits.
-    """
-    device = trainer.strategy.root_device
-    if (
-        not module.asks_micro_batch_size
-        or device.type != "cuda"
-        or module.policy.attn_implementation == "eager"
-    ):
-        return
-    data, free = datamodule(trainer), min_over_ranks(free_memory(device), device)
-    share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
-    sizes = [n for n in range(share, 0, -1) if share % n == 0]
-    busy = [n for n in sizes if n == share or n * (prompt + 2 * response) >= BUSY]
-    ways = [(busy, False), (sizes, True)] if recompute == "auto" else [(sizes, bool(recompute))]
-    needed = math.nan
-    with waiting("Estimating a step's memory"):
-        for size, recomputed in [(n, recomputed) for tried, recomputed in ways for n in tried]:
-            needed = _step_bytes(module, trainer, size, recomputed)
-            if needed <= FREE * free:
-                break
-    module.micro_batch_size = size
-    rank_zero_info(
-        f"micro_batch_size auto is {size}: a step takes some {needed / GIB:.3g} GiB (calculated, not "
-        f"measured), and {free / GIB:.3g} GiB of the GPU are free; overrule it by --model.micro_batch_size."
-    )
+    A step of the longest pairs must fit into ``FREE`` of the free memory of all ranks' devices, the first of
+    ``ways_to_step``. On a CPU ``micro_batch_size`` has a fixed default.
 
-
-def recomputes_here(module: PreferenceModule | SFTModule, trainer: Trainer) -> tuple[bool, str]:
-    """Return whether activations are recomputed, the same on all ranks, and why.
-
-    They are if a step of the longest pairs would else take more than ``FREE`` of a device's free memory, or
-    is not estimated.
+    Returns:
+        Whether activations are recomputed; None if ``recompute`` is not "auto".
     """
     strategy, device = trainer.strategy, trainer.strategy.root_device
+    gpu, auto = device.type == "cuda", recompute == "auto"
+    unknown, option = "", "--model.policy.gradient_checkpointing"
+    ways: list[tuple[int | None, bool]] = [(None, False), (None, True)] if auto else []
     if isinstance(module, SFTModule):
-        if isinstance(strategy, DeepSpeedStrategy):
-            return True, "a step's memory with DeepSpeed is not estimated"
+        option = "--model.gradient_checkpointing"
+        unknown = "DeepSpeed" if isinstance(strategy, DeepSpeedStrategy) else ""
     elif module.policy.attn_implementation == "eager":  # no kernel avoids the scores
-        return True, "a step's memory with eager attention is not estimated"
-    gpu = device.type == "cuda"
+        unknown = "eager attention"
+    elif module.asks_micro_batch_size and gpu:
+        data = datamodule(trainer)
+        share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
+        ways = list[tuple[int | None, bool]](ways_to_step(share, prompt + 2 * response, recompute or False))
+    if unknown and auto:
+        rank_zero_info(
+            f"gradient_checkpointing auto is true: a step's memory with {unknown} is not estimated; overrule "
+            f"it by {option} false."
+        )
+    if unknown or not ways:
+        return True if auto else None
     # Processes on one machine share its RAM.
     free = min_over_ranks(free_memory(device) // (1 if gpu else trainer.num_devices), device)
     with waiting("Estimating a step's memory"):
-        needed = _step_bytes(module, trainer)
-    where = "the GPU" if gpu else "RAM"
-    return needed > FREE * free, (
-        f"without it a step takes some {needed / GIB:.3g} GiB (calculated, not measured), and "
-        f"{free / GIB:.3g} GiB of {where} are free"
+        for size, recomputed in ways:
+            if size is None and recomputed:  # the last way
+                break
+            needed = _step_bytes(module, trainer, size, recomputed)
+            if needed <= FREE * free:
+                break
+    found: dict[str, Any] = {option: recomputed} if auto else {}
+    if size is not None:
+        assert isinstance(module, PreferenceModule)
+        module.micro_batch_size = size
+        found = {"--model.micro_batch_size": size} | found
+    said = (f"{name.rpartition('.')[2]} auto is {str(value).lower()}" for name, value in found.items())
+    rank_zero_info(
+        f"{' and '.join(said)}: {'without it ' if size is None else ''}a step takes some "
+        f"{needed / GIB:.3g} GiB (calculated, not measured), and {free / GIB:.3g} GiB of "
+        f"{'the GPU' if gpu else 'RAM'} are free; overrule by {' and '.join(found)}."
     )
+    return recomputed if auto else None
 
 
 def _step_bytes(

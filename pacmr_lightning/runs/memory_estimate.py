@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -40,6 +41,8 @@ LIVE = 10**9
 """Parameters that DeepSpeed keeps gathered at ZeRO-3 (default of stage3_max_live_parameters)."""
 COUNTED = (2, 4)
 """Numbers of layers whose activations are counted, where all are equal."""
+BUSY = 4096
+"""Tokens of a forward pass with fewer of which an H100 waits for Python (measured at 1.5B parameters)."""
 BUCKET = 50_000_000
 """Numbers in a gradient buffer: ``reduce_bucket_size`` of the strategies in configs/."""
 
@@ -70,7 +73,7 @@ class DeviceMemory:
 
 def model_config(model: str) -> PretrainedConfig:
     """Return a model's configuration, without its weights; ``llama-2-7b`` needs no files."""
-    if model == "llama-2-7b":
+    if model == "llama-2-7b" and not Path(model).exists():
         return LlamaConfig()  # its defaults are this model's
     try:
         return AutoConfig.from_pretrained(adapter_chain(model)[-1])
@@ -214,6 +217,23 @@ def decided(
     return held(policy, stage, devices, activations[recomputed], **options, kept=kept), recomputed, kept
 
 
+def computes_prompt_once(policy: PolicyModel) -> bool:
+    """Return whether both responses share one prompt; with FlashAttention, auto is packed."""
+    return policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation)
+
+
+def ways_to_step(share: int, tokens: int, recompute: bool | Literal["auto"]) -> list[tuple[int, bool]]:
+    """Return pairs of a micro-batch and whether to recompute, in the order that a run on a GPU tries.
+
+    ``share`` is a device's pairs of an update, ``tokens`` those of a pair with both responses. With
+    ``recompute`` "auto", activations are kept only in passes of at least ``BUSY`` tokens or all pairs.
+    """
+    sizes = [n for n in range(share, 0, -1) if share % n == 0]
+    if recompute != "auto":
+        return [(n, recompute) for n in sizes]
+    return [*((n, False) for n in sizes if n == share or n * tokens >= BUSY), *((n, True) for n in sizes)]
+
+
 def step_bytes(
     policy: PolicyModel,
     pairs: int,
@@ -227,7 +247,7 @@ def step_bytes(
 
     ``zero`` is DeepSpeed's ``zero_optimization``; None for a single device or DDP.
     """
-    config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
+    config = model_config(policy.name)
     lora = policy.lora["r"], policy.lora["target_modules"]
     model = build(config, *lora, policy.dtype, policy.lora_compute_dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
@@ -236,8 +256,7 @@ def step_bytes(
         pairs=pairs,
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
-        # With FlashAttention, auto is packed.
-        shared=policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation),
+        shared=computes_prompt_once(policy),
         gradient_checkpointing=recomputed,
         logit_chunk=policy.logit_chunk,
     )

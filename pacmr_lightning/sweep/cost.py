@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from ..meta_gradient.step_pairs import affordable
-from ..policy.attention import is_flash
-from ..policy.token_layout import PROMPT_ONCE
-from ..runs.memory_estimate import GIB, GPU_FREE, build, model_config
+from ..modules.preference import AUTO
+from ..policy import PolicyModel
+from ..runs.memory_estimate import (
+    FREE,
+    GIB,
+    GPU_FREE,
+    build,
+    computes_prompt_once,
+    model_config,
+    step_bytes,
+    ways_to_step,
+)
 from ..runs.time_estimate import PairFlops, Plan, pair_flops, run_flops, update_flops
 from .cells import Cell
 from .spec import Sweep, Workload
@@ -21,8 +30,8 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
     """Return operations of the cells, all devices together, with one cache of the reference for all.
 
     ``configs`` are parsed configurations of ``pacmr fit`` by ``Cell.variant``. Preparations, responses and
-    commands before a fit are left out. ``gradient_checkpointing: auto`` counts as recomputed, and single
-    pairs' gradients as kept where a GPU of 80 GB has room for them beside the parameters.
+    commands before a fit are left out. Whether activations are recomputed, and single pairs' gradients kept,
+    is decided as on GPUs of 80 GB, for pairs of the mean lengths in place of the longest.
     """
     work = sweep.estimate
     assert work is not None
@@ -30,15 +39,30 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
     for cell in left:
         config = configs[cell.variant]
         model, data, trainer = config.model.init_args, config.data.init_args, config.trainer
-        lengths = (work.model, work.prompt_tokens, work.response_tokens)
-        flops, trained, stays = _policy(*lengths, *_shape(model))
         weighting = (model.get("weighting") or {}).get("init_args") or {}
         estimator = (weighting.get("estimator") or {}).get("class_path", "").rpartition(".")[2] or None
         plan = _plan(work, data, trainer, weighting.get("every", 1))
         devices = trainer.devices if isinstance(trainer.devices, int) else max(1, sweep.devices)
-        strategy = trainer.strategy if isinstance(trainer.strategy, str) else trainer.strategy.init_args
-        kept = getattr(strategy, "stage", 0) < 3
-        kept &= affordable(plan.global_batch_size // devices, trained, GPU_FREE * GIB - stays)
+        share, tokens = plan.global_batch_size // devices, work.prompt_tokens + 2 * work.response_tokens
+        options = model.policy.init_args.as_dict() | {"model": work.model}
+        if options["dtype"] == "auto":
+            options["dtype"] = "bfloat16"
+        strategy = {} if isinstance(trainer.strategy, str) else trainer.strategy.init_args.as_dict()
+        zero = {"stage": strategy.get("stage", 0)}
+        for key, name in (
+            ("offload_optimizer", "offload_optimizer"),
+            ("offload_param", "offload_parameters"),
+        ):
+            zero[key] = {"device": "cpu" if strategy.get(name) else "none"}
+        flops, trained, needed = _policy(
+            json.dumps(options),
+            work.prompt_tokens,
+            work.response_tokens,
+            devices,
+            json.dumps(zero),
+            tuple(_ways(model, options, share, tokens)),
+        )
+        kept = zero["stage"] < 3 and affordable(share, trained, GPU_FREE * GIB - needed)
         update = update_flops(flops, plan, estimator, kept)
         if model.objective.class_path.endswith("DrDPO"):
             update += plan.global_batch_size * flops.forward  # the losses of its group
@@ -50,33 +74,38 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
     return total
 
 
-def _shape(model: Any) -> tuple[Any, ...]:
-    policy = model.policy.init_args
-    targets = policy.target_modules
-    targets = targets if isinstance(targets, str) else tuple(targets)
-    # With FlashAttention, auto is packed.
-    once = policy.layout in PROMPT_ONCE and not is_flash(policy.attn_implementation)
-    return policy.rank, targets, policy.dtype, once, policy.gradient_checkpointing is not False
+def _ways(model: Any, policy: Mapping[str, Any], share: int, tokens: int) -> list[tuple[int, bool]]:
+    """Pairs of a micro-batch and whether to recompute, as a run tries them."""
+    size, budget, asked = model.micro_batch_size, model.micro_batch_tokens, policy["gradient_checkpointing"]
+    unknown = policy["attn_implementation"] == "eager"  # its memory is not estimated
+    if size == "auto" and budget is None and not unknown:
+        return ways_to_step(share, tokens, asked)
+    pairs = share if budget is None else min(share, max(1, budget // tokens))
+    if budget is None and size is not None:
+        pairs = math.gcd(AUTO, share) if size == "auto" else size
+    return [(pairs, False), (pairs, True)][unknown:] if asked == "auto" else [(pairs, asked)]
 
 
 @lru_cache
 def _policy(
-    model: str, prompt: int, response: int, rank: int, targets: Any, dtype: str, shared: bool, recompute: bool
+    options: str, prompt: int, response: int, devices: int, zero: str, ways: tuple[tuple[int, bool], ...]
 ) -> tuple[PairFlops, int, float]:
-    """Operations of a pair, trained parameters, and bytes of all parameters."""
-    kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    names = targets if isinstance(targets, str) else list(targets)
-    policy = build(model_config(model), rank, names, kind)
+    """Operations of a pair, trained parameters, and bytes of a step, by the first way that fits."""
+    policy = PolicyModel(**json.loads(options))
+    for pairs, recompute in ways:
+        needed = step_bytes(policy, pairs, prompt, response, devices, json.loads(zero), recompute)
+        if needed <= FREE * GPU_FREE * GIB:
+            break
+    lora = policy.lora["r"], policy.lora["target_modules"]
+    model = build(model_config(policy.name), *lora, policy.dtype, policy.lora_compute_dtype)
     flops = pair_flops(
-        policy,
+        model,
         prompt_tokens=prompt,
         response_tokens=response,
-        shared=shared,
+        shared=computes_prompt_once(policy),
         gradient_checkpointing=recompute,
     )
-    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    stays = float(sum(p.numel() * p.element_size() for p in policy.parameters()))
-    return flops, trained, stays
+    return flops, sum(p.numel() for p in model.parameters() if p.requires_grad), needed
 
 
 def _plan(work: Workload, data: Any, trainer: Any, every: int) -> Plan:

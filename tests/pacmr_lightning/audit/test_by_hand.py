@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 import torch
+from scipy.special import expit, logit
 
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.decisions import random_sample
@@ -46,6 +47,7 @@ class Audit:
         scored.noise_flips = self.wrong
         found = conclude(scored, "runs/a", self.folder, AuditOptions(top=top, **options))
         show(found)
+        self.rate = found.findings.rate
         return found.table.set_index("id")
 
     def decide(self, name, rows):
@@ -120,14 +122,22 @@ def test_a_sample_without_a_rate(number, audit, plain, capsys):
 def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     suspected = plain.index[plain["suggested"] == "swap"].tolist()
     others = plain.index[plain["suggested"] == "keep"].tolist()
-    words = ("keep", "swap", "drop", "unsure")
-    decided = {names[i]: word for names in (suspected, others) for i, word in enumerate(words)}
+    # On the most doubtful ones, and mostly one way, so that they matter.
+    words = ("keep", "swap", "drop", "unsure", *["swap"] * 6)
+    decided = {names[i]: word for names in (suspected[::-1], others) for i, word in enumerate(words)}
     path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
     cleaned = audit.folder / "cleaned.jsonl"
-    # Decisions without a sample anchor the fit, but four of them do not turn it over.
     table = audit(decisions=path, cleaned=str(cleaned), action=action)
-    before, suspected = suspected, table.index[table["suggested"] == "swap"].tolist()
-    assert len(set(before) ^ set(suspected)) < 0.2 * len(before)
+    # Decisions move the threshold, along the same ranking.
+    assert table.index.equals(plain.index)
+    suspected = table.index[table["suggested"] == "swap"].tolist()
+    assert suspected == table.index[: len(suspected)].tolist()
+    # At the most probable eps it is the mean of P(wrong), to which a decision adds its log-odds, of 98%.
+    eps, k = audit.rate.rate, audit.rate.slope
+    said = table.index.map(decided).map({"keep": -1, "swap": 1}).fillna(0).to_numpy(dtype=float)
+    by_u = logit(eps) - k * table["u"].to_numpy()
+    assert expit(by_u + said * logit(0.98)).mean() == pytest.approx(eps, abs=1e-4)
+    assert abs(expit(by_u).mean() - eps) > 1e-3, "as if nothing had been decided"
     done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []

@@ -16,6 +16,7 @@ from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs import config as module
+from pacmr_lightning.runs import memory_estimate
 from pacmr_lightning.runs.memory_estimate import sft_step_bytes, step_bytes
 
 from .test_memory_estimate import peak_of_allocations
@@ -77,8 +78,8 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
         sizes = [f"{size / 2**30:.3g} GiB" for size in (needed, int(short))]
         assert said == [
             f"gradient_checkpointing auto is true: without it a step takes some {sizes[0]} (calculated, not "
-            f"measured), and {sizes[1]} of the GPU are free; overrule it by "
-            "--model.policy.gradient_checkpointing false."
+            f"measured), and {sizes[1]} of the GPU are free; overrule by "
+            "--model.policy.gradient_checkpointing."
         ]
     # Two processes share a machine's RAM.
     for devices, expected in ((1, False), (2, True)):
@@ -107,14 +108,25 @@ def test_what_was_asked_for_is_left_alone(decided):
 def test_pairs_of_a_micro_batch(asked, fits, pairs, recomputed, decided, folder, monkeypatch):
     """As many as fit, with activations kept if these are enough; the free bytes are for ``fits``."""
     policy = PolicyModel(folder, rank=8)
-    monkeypatch.setattr(module, "BUSY", 4 * 160)
+    monkeypatch.setattr(memory_estimate, "BUSY", 4 * 160)
     free = 1.01 / module.FREE * step_bytes(policy, fits[0], 96, 32, devices=1, recomputed=fits[1])
     set_to: list[PreferenceModule] = []
+    estimated: list[float] = []
+    monkeypatch.setattr(
+        module, "step_bytes", lambda *of, **named: estimated.append(step_bytes(*of, **named)) or estimated[-1]
+    )
     found = decided(free, asked, micro_batch_size="auto", made=set_to)
     assert set_to[0].micro_batch_size == pairs
-    assert found[2][0].startswith(f"micro_batch_size auto is {pairs}: a step takes some ")
+    also = ""
     if asked == "auto":
         assert found[:2] == (recomputed, recomputed)
+        also = f" and gradient_checkpointing auto is {str(recomputed).lower()}"
+    (said,) = found[2]
+    assert said.startswith(
+        f"micro_batch_size auto is {pairs}{also}: a step takes some {estimated[-1] / 2**30:.3g} GiB"
+    )
+    # No step is estimated twice.
+    assert len(estimated) == len(set(estimated)) and all(x > module.FREE * free for x in estimated[:-1])
 
 
 def test_pairs_where_memory_does_not_choose(decided):

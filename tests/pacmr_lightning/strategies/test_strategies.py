@@ -173,6 +173,37 @@ def test_stage_3_keeps_parts_only(alone, together):
     assert whole["base_here"] / 2 <= held["base_part"] < 0.51 * whole["base_here"]
 
 
+DISAGREE = """
+import sys
+import torch
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.policy import PolicyModel
+base, folder, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+policy = PolicyModel(base, rank=2)
+policy.build(announce=False)
+right = policy.log_probs_in
+def wrong(layout, batch):
+    found = right(layout, batch)
+    found.chosen = found.chosen + (layout == "shared")
+    return found
+if rank == 1:
+    policy.log_probs_in = wrong
+policy.log_probs(PairBatch.collate(["x"], [[5, 6, 7]], [[8, 9]], [[10, 11]]))
+print("layout", policy._plan.layout)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_disagree_on_a_layout(forked, base, tmp_path):
+    """Both take the next one, and none waits for the other."""
+    running = [forked(DISAGREE, base, tmp_path, rank, merge=True, OMP_NUM_THREADS="1") for rank in range(2)]
+    outputs = [process.communicate()[0] for process in running]
+    for process, output in zip(running, outputs, strict=True):
+        assert process.returncode == 0 and "layout separate" in output, output
+    assert "it fails in another process" in outputs[0] and "its log-probabilities differ" in outputs[1]
+
+
 @pytest.mark.slow
 def test_half_precision_base(all_together):
     """fp32 adapters over a bf16 base: ZeRO-2 is DDP bit for bit, and nothing casts the base."""

@@ -17,6 +17,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.memory_estimate import build, model_config
 from pacmr_lightning.runs.time_estimate import Plan, pair_flops, run_flops, update_flops
+from pacmr_lightning.sweep import cost
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
@@ -287,8 +288,13 @@ def test_a_file_like_another(write_sweep, capsys):
     assert "like.yaml is like itself" in fails(capsys, ["sweep", "like.yaml"])
 
 
-def test_training_costs(write_sweep, world, capsys):
+@pytest.mark.parametrize(
+    ("asked", "free", "recomputed"), [(False, 78, False), ("auto", 78, False), ("auto", 0, True)]
+)
+def test_training_costs(asked, free, recomputed, write_sweep, world, capsys, monkeypatch):
     """What pacmr memory counts, for each cell's own options; the reference is asked once for all cells."""
+    monkeypatch.setattr(cost, "GPU_FREE", free)
+    cost._policy.cache_clear()
     lengths = {
         "pairs": 80,
         "prompt_tokens": 12,
@@ -298,12 +304,15 @@ def test_training_costs(write_sweep, world, capsys):
     }
     work = {"model": str(world / "model"), "device_tflops": 1e-6, "utilization": 0.5, "gpu_hour": 2.0}
     options = OPTIONS | {"data.reference": "cached", "data.validation_sample": 16}
+    options |= {"model.policy.gradient_checkpointing": asked}
     path = write_sweep(options=options, estimate=lengths | work)
     cli.main(["sweep", path, "--dry_run"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Training"))
     settings = yaml.safe_load((world / "base.yaml").read_text())["model"]["init_args"]["policy"]["init_args"]
     policy = build(model_config(str(world / "model")), settings["rank"], "all-linear", torch.float32)
-    flops = pair_flops(policy, prompt_tokens=12, response_tokens=5, shared=True, gradient_checkpointing=False)
+    flops = pair_flops(
+        policy, prompt_tokens=12, response_tokens=5, shared=True, gradient_checkpointing=recomputed
+    )
     plan = Plan(8, 2, 8, 0.5, True, 80, 16, 1)
     runs = [run_flops(flops, plan, update_flops(flops, plan, None, True))]
     learned = update_flops(flops, plan, "CentralDifference", True)

@@ -1,0 +1,115 @@
+"""The self-check where rounding in bfloat16 grows with large activations; and in several processes."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.policy import PolicyModel, selfcheck
+from pacmr_lightning.policy.attention import AttentionPlan
+
+from ..conftest import CONFIGS, SHAPE
+
+GEMMA = Gemma3TextConfig(
+    **SHAPE | {"num_hidden_layers": 6, "initializer_range": 0.1, "head_dim": 16},
+    sliding_window=16,
+    query_pre_attn_scalar=16,
+    layer_types=["sliding_attention"] * 5 + ["full_attention"],
+)
+
+
+def random_pair(prompt=20):
+    generator = torch.Generator().manual_seed(1)
+    parts = (torch.randint(3, 61, (length,), generator=generator).tolist() for length in (prompt, 4, 30))
+    return PairBatch.collate(["x"], *([part] for part in parts))
+
+
+@pytest.fixture
+def make_large(tmp_path):
+    """A policy whose norms multiply, as in trained models, so that rounding grows from layer to layer."""
+
+    def make(config=GEMMA, **options):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name or ".ln_" in name:
+                    weight.copy_(8 * torch.rand_like(weight))
+        model.to(torch.bfloat16).save_pretrained(tmp_path / config.model_type)
+        policy = PolicyModel(str(tmp_path / config.model_type), rank=2, **{"dtype": "bfloat16", **options})
+        policy.build()
+        return policy
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"), [("gemma3", 20), ("gemma3", 11), *((name, 20) for name in CONFIGS)]
+)
+def test_rounding_is_no_fault(name, prompt, make_large):
+    """Whatever a family's activations, and the weights are as before; a repeated prompt is no warning."""
+    policy = make_large(CONFIGS.get(name, GEMMA))
+    before = {key: weight.clone() for key, weight in policy.named_parameters()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        policy.log_probs(random_pair(prompt))
+    assert policy._plan == AttentionPlan("sdpa", "shared")
+    after = dict(policy.named_parameters())
+    assert all(after[key].dtype == w.dtype and torch.equal(after[key], w) for key, w in before.items())
+    said = [str(one.message) for one in caught if "Rounding in bfloat16" in str(one.message)]
+    if name == "gemma3":
+        assert len(said) == (prompt == 20)
+        assert all("changes the gradient of Gemma3ForCausalLM's own forward by" in one for one in said)
+
+
+def test_without_room_for_float32(make_large, monkeypatch):
+    """The limits are fixed then, which this model's rounding exceeds."""
+    monkeypatch.setattr(selfcheck, "free_memory", lambda device: 0)
+    policy = make_large()
+    with pytest.warns(UserWarning, match="shared layout .its .* falling back to one sequence"):
+        policy.log_probs(random_pair())
+
+
+def test_a_wrong_mask_in_a_model_that_rounds_much(make_large, monkeypatch):
+    """In bfloat16 its error is no larger than rounding; in float32 it shows."""
+
+    def causal(rows, config, dtype):
+        length = rows.input_ids.shape[1]
+        mask = torch.full((1, 1, length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)
+        return dict.fromkeys(("full_attention", "sliding_attention"), mask)
+
+    monkeypatch.setattr("pacmr_lightning.policy.attention.shared_mask", causal)
+    policy = make_large()
+    with pytest.warns(UserWarning, match="shared layout .in float32 its .*; falling back to one sequence"):
+        policy.log_probs(random_pair())
+    assert policy._plan == AttentionPlan("sdpa", "separate")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_that_is_wrong_in_one_dtype(dtype, make_policy, make_batch, monkeypatch):
+    """Beyond rounding, also where float32 has no fault."""
+    right = F.scaled_dot_product_attention
+
+    def wrong(query, key, value, attn_mask=None, **options):
+        fast = torch.backends.cuda.flash_sdp_enabled() and query.dtype == getattr(torch, dtype)
+        masked = attn_mask is not None and attn_mask.dtype != torch.bool
+        return right(query, key, value.detach() if fast and masked else value, attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    policy = make_policy(dtype=dtype)
+    with pytest.warns(UserWarning, match="shared layout .its gradient is .*% off.; falling back"):
+        policy.log_probs(make_batch())
+    assert policy._plan == AttentionPlan("sdpa", "separate")
+
+
+def test_a_fault_in_another_process(make_policy, make_batch, monkeypatch):
+    """As one process sees it whose own check passes."""
+    others = iter((1, 0))
+    monkeypatch.setattr(selfcheck, "max_over_ranks", lambda own, device: max(own, next(others)))
+    policy = make_policy()
+    with pytest.warns(UserWarning, match="shared layout .it fails in another process.; falling back to one"):
+        policy.log_probs(make_batch())
+    assert policy._plan == AttentionPlan("sdpa", "separate")
