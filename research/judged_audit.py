@@ -258,7 +258,7 @@ class Decided:
     suspicion: np.ndarray
     p_wrong: np.ndarray
     interval: tuple[float, float] | None
-    """Of the sample."""
+    """95% interval of the rate by the sample."""
 
 
 def decided(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate) -> Decided:

@@ -24,7 +24,7 @@ ENOUGH = 30
 _PRIOR = np.array([1.0, 0.0, 0.0, logit(0.75)])
 """Means of w and b."""
 _SPREAD = np.array([0.3, 0.3, 0.3, 1.0])
-"""Standard deviations; larger ones gain more if the other views know something, and lose more if not."""
+"""Standard deviations; larger ones gain more if the differences know something, and lose more if not."""
 
 
 def views(rows: Dataset, reference: np.ndarray, swapped: np.ndarray) -> pd.DataFrame:

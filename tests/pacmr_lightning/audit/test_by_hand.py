@@ -105,13 +105,14 @@ def test_a_sample_that_disagrees(audit, capsys):
     assert "25.0%, as given" in said and "The audit uses" not in said
 
 
-@pytest.mark.parametrize("number", [1, 12])
-def test_a_sample_without_a_rate(number, audit, plain, capsys):
+@pytest.mark.parametrize(("number", "right", "share"), [(1, 0, "100.0%"), (7, 6, "53.8%")])
+def test_a_sample_without_a_rate(number, right, share, audit, plain, capsys):
     """Of which half or more is wrong: the decisions are anchors, as without a sample."""
-    wrong = [row for row in audit.drawn if row["decision"] == "swap"][:number]
+    wrong, rest = ([row for row in audit.drawn if row["decision"] == word] for word in ("swap", "keep"))
+    wrong = wrong[:number] + rest[:right]
     table = audit(decisions=audit.decide("wrong.jsonl", wrong))
     said = " ".join(capsys.readouterr().out.split())
-    assert "100.0% (95%" in said and "no noise rate below 50%, so the decisions anchor the estimate" in said
+    assert f"{share} (95%" in said and "no noise rate below 50%, so the decisions anchor the estimate" in said
     anchored = audit(decisions=audit.decide("anchors.jsonl", [row | {"sample": False} for row in wrong]))
     pd.testing.assert_frame_equal(table, anchored)
     rest = [name for name in table.index if name not in {row["id"] for row in wrong}]
