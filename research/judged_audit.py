@@ -270,11 +270,12 @@ def decided(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate)
     wrong = int(pairs.wrong[places].sum())
     read = SampleEstimate(wrong, number - wrong, 0, 0)
     interval = read.interval if use == "sample" else None
-    if use == "sample" and read.told is not None:
-        rate = estimate_noise_rate(u, pairs.prompts, read.told, RESAMPLES)
-    else:
-        none = np.zeros((len(truth), 0), dtype=int)
-        rate = estimate_by_votes(u, pairs.prompts, Evidence([], none, truth != 0, truth), resamples=RESAMPLES)
+    none = np.zeros((len(truth), 0), dtype=int)
+    evidence = Evidence([], none, truth != 0, truth)
+    rate = estimate_by_votes(u, pairs.prompts, evidence, resamples=RESAMPLES)
+    agrees = rate.identified and read.interval[0] <= rate.rate <= read.interval[1]
+    if use == "sample" and not agrees and read.told is not None:
+        rate = estimate_by_votes(u, pairs.prompts, evidence, read.told, RESAMPLES)
     p_wrong = rate.wrong(u)
     # A decided label is fixed, so ranks put it first or last.
     fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * u))

@@ -196,8 +196,8 @@ class SampleEstimate:
         low, high = self.interval
         return own.identified and not own.known and (low > own.high or high < own.low)
 
-    def sentences(self, own: NoiseRate, used: float | None) -> list[str]:
-        """Return sentences on the sample, the audit's ``own`` estimate, and the rate ``used``."""
+    def sentences(self, own: NoiseRate, used: NoiseRate) -> list[str]:
+        """Return sentences on the sample, the audit's ``own`` estimate without it, and the rate ``used``."""
         if not self.read:
             return []
         out = ""
@@ -214,11 +214,16 @@ class SampleEstimate:
                 f"to {own.high:.1%}): errors may depend on the pair, the policy may have memorised the "
                 "labels, or the reviewer disagrees with the annotators."
             )
-        if used is None:
-            told.append("That is no noise rate below 50%, so the decisions anchor the estimate instead.")
-        elif used == self.told:
+        if not used.known and used.identified:
+            why = (
+                "lies in this interval"
+                if low <= used.rate <= high
+                else "is used, since this rate is not below 50%"
+            )
+            told.append(f"The estimate that takes all decisions in, {used.rate:.1%}, {why}.")
+        elif used.rate == self.told:
             why = "" if self.wrong else ", the upper end of the interval, since no sampled label is wrong"
-            told.append(f"The audit uses a noise rate of {used:.1%}{why}.")
+            told.append(f"The audit uses a noise rate of {used.rate:.1%}{why}.")
         return told
 
     def table(self, own: NoiseRate) -> pd.DataFrame:
@@ -250,7 +255,10 @@ def decide(
     read: SampleEstimate | None = None,
     estimate: Callable[[float | None], NoiseRate] | None = None,
 ) -> DecidedRate:
-    """Return the noise rate to use: the given one, else that of the reviewed sample, else the estimate.
+    """Return the noise rate to use: the given one, else the estimate, which takes decisions in, too.
+
+    The rate of a reviewed sample replaces an estimate outside of its interval, one that is not identified and
+    one by ``memorised`` labels.
 
     ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
     ``estimate`` takes a known rate or None; default: ``rate_by``.
@@ -261,10 +269,14 @@ def decide(
     sample: pd.DataFrame | None = None
     if read is not None and read.read:
         own = rate_by(pairs, scorer)
-        noise_rate = read.told if noise_rate is None else noise_rate
-        notes += read.sentences(own, noise_rate)
         sample = read.table(own)
         found = own if alone and noise_rate is None else estimate(noise_rate)
+        low, high = read.interval
+        agrees = found.identified and not memorised and low <= found.rate <= high
+        if noise_rate is None and not agrees and read.told is not None:
+            noise_rate = read.told
+            found = estimate(noise_rate)
+        notes += read.sentences(own, found)
     else:
         found = estimate(noise_rate)
     needed = noise_rate is None and (memorised or not found.identified)

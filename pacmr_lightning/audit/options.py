@@ -62,7 +62,7 @@ class AuditOptions:
             them estimate the noise rate.
         decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
             set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
-            unless ``noise_rate`` does.
+            where the estimate contradicts them.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.
         judges: judges whose votes on some pairs are combined with the score, such as EndpointJudge. Their
             reliabilities are estimated.

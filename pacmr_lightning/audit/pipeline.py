@@ -269,8 +269,7 @@ def _evidence(
     """Votes and decisions on the pairs, None without any, and notes; adds a column per judge."""
     pairs, decided, judges = scored.pairs, options.decided, options.judges or []
     truth = np.zeros(len(pairs), dtype=int)
-    # A random sample gives the rate, without a model, unless half of it is wrong.
-    if decided is not None and decided.estimate.told is None:
+    if decided is not None:
         truth = _truth(pairs, decided)
     if not judges and not truth.any():
         return None, []

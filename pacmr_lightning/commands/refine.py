@@ -85,7 +85,7 @@ def refine(
         micro_batch_size: pairs per forward pass with gradients in the audit; default: as in training.
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
         decisions: file of manual decisions, as in ``pacmr audit``: they fix labels, and those on the random
-            sample give the noise rate unless ``noise_rate`` does.
+            sample check the noise rate.
         judges: judges whose votes join the score, as in ``pacmr audit``.
         judged_pairs: pairs to judge.
         prompt_price: price of a million prompt tokens of the judges, in any currency.

@@ -22,7 +22,7 @@ def cell_of(name):
     return "judges", KINDS.get(judges, judges), "default", number
 
 
-@pytest.mark.parametrize(("evidence", "count", "seeds"), [("judges", 13, 3), ("decisions", 8, 10)])
+@pytest.mark.parametrize(("evidence", "count", "seeds"), [("judges", 12, 3), ("decisions", 9, 10)])
 def test_judges_and_decisions(evidence, count, seeds):
     first = (
         f"| {evidence} besides u | average precision at 20, 30, 40% | estimated noise rate "
@@ -47,3 +47,17 @@ def test_judges_and_decisions(evidence, count, seeds):
             assert not identified or float(value[:-1]) == pytest.approx(100 * mean, abs=0.06), name
         inside = found["identified"] & found["true_gold"].between(found["low"], found["high"])
         assert held == f"{inside.sum()} of {3 * seeds}", name
+
+
+def test_second_passes():
+    rows = table(notebook("judges-and-decisions"), "| evidence besides u | gold reward |\n")
+    numbers = kept_runs("judged-second").fillna({"evidence": ""}).sort_values("seed")
+    assert len(rows) == 4
+    for name, (cells,) in rows.items():
+        number = int(m[1].replace(",", "")) if (m := re.search(r"([\d,]+) (pairs|random)", name)) else 0
+        evidence = (
+            "decisions" if "decisions" in name else name.rpartition(", ")[0].removeprefix("one judge, ")
+        )
+        found = numbers[(numbers["evidence"] == evidence) & (numbers["number"] == number)]
+        columns = zip(found["gold_reward"], found["sequence_kl"], found["gold_accuracy"], strict=True)
+        assert cells == ", ".join(f"{reward:.2f} ({kl:.2f}; {right:.2f})" for reward, kl, right in columns)

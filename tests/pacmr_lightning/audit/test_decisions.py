@@ -56,15 +56,18 @@ def test_what_it_says_beside_the_audit():
     assert own.identified
     near, far = SampleEstimate(30, 70, 0, 3), SampleEstimate(3, 97, 0, 0)
     assert not near.contradicts(own) and far.contradicts(own)
-    first, second = near.sentences(own, near.told)
+    told = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
+    first, second = near.sentences(own, told)
     assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure pairs are excl" in first
     assert second == "The audit uses a noise rate of 30.0%."
-    assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
-    given = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
-    assert not far.contradicts(given), "a share that was given is no estimate"
+    assert near.sentences(own, own)[1] == (
+        f"The estimate that takes all decisions in, {own.rate:.1%}, lies in this interval."
+    )
+    assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, told))
+    assert not far.contradicts(told), "a share that was given is no estimate"
     table = far.table(own)[["wrong", "noise_rate", "own", "contradicts"]]
     assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
-    assert SampleEstimate(0, 0, 1, 0).sentences(own, None) == []
+    assert SampleEstimate(0, 0, 1, 0).sentences(own, own) == []
 
 
 A = '{"id": "a", "decision": "keep"'
