@@ -53,7 +53,7 @@ class ScoredPairs:
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
-    scorer = options.score
+    scorer: Scorer | None = options.score
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose or scorer == "pre_update" else None
