@@ -355,7 +355,8 @@ def test_probes_by_size():
 
 def test_features_of_probes():
     text, frame = table(notebook("probe-sizes"), "| prompts, features |"), kept_runs("probe-features")
-    columns = [(data, model) for data in ("HH", "TL;DR") for model in ("smollm2-135m", "qwen2.5-coder-0.5b")]
+    models = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
+    columns = [*(("HH", model) for model in models), *(("TL;DR", model) for model in models[::2])]
     assert text.keys() - {"---"} == set(frame["half"] + ", " + frame["features"])
     for row, part in frame.set_index(["half", "features", "data", "model"]).groupby(["half", "features"]):
         for column, cell in zip(columns, text[", ".join(row)], strict=True):
