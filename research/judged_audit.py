@@ -21,7 +21,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pacmr_lightning.audit.asking import pairs_to_judge
 from pacmr_lightning.audit.combination import VIEWS, combined_score
-from pacmr_lightning.audit.noise_rate import NoiseRate, SampleEstimate, estimate_noise_rate
+from pacmr_lightning.audit.noise_rate import NoiseRate, SampleEstimate, decide, estimate_noise_rate
+from pacmr_lightning.audit.scorers import BASIS
 from pacmr_lightning.audit.votes import Evidence, estimate_by_votes
 from pacmr_lightning.commands.second_pass import SAFE_SHARE
 from pacmr_lightning.embedded_world import World
@@ -268,19 +269,23 @@ def decided(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate)
     truth[places] = np.where(pairs.wrong[places], -1, 1)
     u = combined_score(pairs.u, pairs.views, truth)[0]
     wrong = int(pairs.wrong[places].sum())
-    read = SampleEstimate(wrong, number - wrong, 0, 0)
-    interval = read.interval if use == "sample" else None
-    none = np.zeros((len(truth), 0), dtype=int)
-    evidence = Evidence([], none, truth != 0, truth)
-    rate = estimate_by_votes(u, pairs.prompts, evidence, resamples=RESAMPLES)
-    agrees = rate.identified and read.interval[0] <= rate.rate <= read.interval[1]
-    if use == "sample" and not agrees and read.told is not None:
-        rate = estimate_by_votes(u, pairs.prompts, evidence, read.told, RESAMPLES)
+    read = SampleEstimate(wrong, number - wrong, 0, 0) if use == "sample" else None
+    evidence = Evidence([], np.zeros((len(truth), 0), dtype=int), truth != 0, truth)
+    frame = pd.DataFrame({"u": u, "unpulled_u": u, BASIS["combined"]: u, "prompt": pairs.prompts})
+    rate = decide(
+        frame,
+        "combined",
+        None,
+        None,
+        False,
+        read,
+        lambda known: estimate_by_votes(u, pairs.prompts, evidence, known, RESAMPLES),
+    ).rate
     p_wrong = rate.wrong(u)
     # A decided label is fixed, so ranks put it first or last.
     fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * u))
     fixed = pd.Series(fixed).rank().to_numpy()
-    return Decided(rate, fixed, np.where(truth == 0, p_wrong, truth < 0), interval)
+    return Decided(rate, fixed, np.where(truth == 0, p_wrong, truth < 0), read and read.interval)
 
 
 def by_decisions(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate) -> dict[str, object]:

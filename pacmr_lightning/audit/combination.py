@@ -17,6 +17,8 @@ from datasets import Dataset
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
+from ..datamodules.token_columns import row_lengths
+
 VIEWS = ("reference_difference", "length_difference")
 """Columns that join u: nats and tokens, chosen minus rejected as trained."""
 ENOUGH = 30
@@ -29,10 +31,8 @@ _SPREAD = np.array([0.3, 0.3, 0.3, 1.0])
 
 def views(rows: Dataset, reference: np.ndarray, swapped: np.ndarray) -> pd.DataFrame:
     """Return ``VIEWS`` of N tokenized pairs from (N, 2) log-probabilities of chosen and rejected as found."""
-    lengths = np.array(
-        [list(map(len, rows[name][:])) for name in ("chosen_ids", "rejected_ids")], dtype=np.float64
-    )
-    found = np.stack([reference[:, 0] - reference[:, 1], lengths[0] - lengths[1]], axis=1, dtype=np.float64)
+    longer = row_lengths(rows, "chosen_ids") - row_lengths(rows, "rejected_ids")
+    found = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
     return pd.DataFrame(found * np.where(swapped, -1, 1)[:, None], columns=list(VIEWS))
 
 

@@ -21,7 +21,7 @@ from ..waiting import waiting
 from .asking import ANSWERS, ask_judges, pairs_to_judge
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
-from .decisions import Decisions, Texts, random_sample, tasks
+from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
 from .noise_rate import NoiseRate, decide, estimate_noise_rate
@@ -173,8 +173,11 @@ def conclude(
     The answers of judges are kept in the file ``answers``; default: in the folder.
     """
     pairs, decided = scored.pairs, options.decided
-    scorer = alone = _combine(scored, options)
-    evidence, asking = _evidence(scored, alone, options, answers or folder / ANSWERS)
+    truth = np.zeros(len(pairs), dtype=int)
+    if decided is not None:
+        truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
+    scorer = alone = scored.scorer if decided is None else _combine(scored, truth)
+    evidence, asking = _evidence(scored, alone, truth, options, answers or folder / ANSWERS)
 
     def estimate(known: float | None) -> NoiseRate:
         u, prompts = (pairs[name].to_numpy() for name in (BASIS[alone], "prompt"))
@@ -238,17 +241,11 @@ def conclude(
     return AuditResult(table, findings, traits, notes, files, cleaned, command)
 
 
-def _truth(pairs: pd.DataFrame, decided: Decisions) -> np.ndarray:
-    """(N,) 1 for labels that were decided to be right, -1 for wrong, 0 for neither."""
-    return pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
-
-
-def _combine(scored: ScoredPairs, options: AuditOptions) -> Scorer:
+def _combine(scored: ScoredPairs, truth: np.ndarray) -> Scorer:
     """Return "combined" with its column if there are ``ENOUGH`` decisions, else the scorer as it is."""
-    pairs, decided = scored.pairs, options.decided
-    if decided is None or not set(VIEWS) <= set(pairs):
+    pairs, name = scored.pairs, NAMES[scored.scorer]
+    if not set(VIEWS) <= set(pairs):
         return scored.scorer
-    truth, name = _truth(pairs, decided), NAMES[scored.scorer]
     if (number := np.count_nonzero(truth)) < ENOUGH:
         scored.notes.append(
             f"{number} labels are decided as right or wrong; from {ENOUGH} on they also improve the score."
@@ -264,13 +261,10 @@ def _combine(scored: ScoredPairs, options: AuditOptions) -> Scorer:
 
 
 def _evidence(
-    scored: ScoredPairs, alone: Scorer, options: AuditOptions, answers: Path
+    scored: ScoredPairs, alone: Scorer, truth: np.ndarray, options: AuditOptions, answers: Path
 ) -> tuple[Evidence | None, list[str]]:
     """Votes and decisions on the pairs, None without any, and notes; adds a column per judge."""
-    pairs, decided, judges = scored.pairs, options.decided, options.judges or []
-    truth = np.zeros(len(pairs), dtype=int)
-    if decided is not None:
-        truth = _truth(pairs, decided)
+    pairs, judges = scored.pairs, options.judges or []
     if not judges and not truth.any():
         return None, []
     asked = np.zeros(len(pairs), dtype=bool)
