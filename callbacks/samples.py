@@ -44,6 +44,9 @@ FEW, MANY = 0.3, 1.0
 Measured with a tiny Llama on two CPU cores: training on one pair took as long as sampling 2.9 or 11 tokens.
 """
 
+SAMPLED_TOKENS = 16_384
+"""Tokens of the prompts and responses that are sampled at a time; a batch of longer ones is smaller."""
+
 
 class SampleResponses(Callback):
     """Greedy responses of reference and policy to a few fixed prompts.
@@ -150,7 +153,7 @@ class SequenceKL(Callback):
         samples: number of responses, at least 2; None for 64, or for as many as take about a tenth of the
             training time, and for none if those are fewer than 8.
         max_new_tokens: length in tokens at which a response is truncated.
-        batch_size: responses at a time.
+        batch_size: responses at a time; fewer of long prompts.
         seed: of the sampling.
         every: updates between two times before the end, or a share of the run; see ``Interval``. None for the
             end only.
@@ -227,8 +230,7 @@ class SequenceKL(Callback):
         kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            for start in range(0, len(asked), self.batch_size):
-                part = asked[start : start + self.batch_size]
+            while part := self._next_part(asked[len(responses) :]):
                 inputs = tokenizer.pad({"input_ids": part}, padding_side="left", return_tensors="pt")
                 sequences = policy.generate(
                     **{name: inputs[name].to(device) for name in ("input_ids", "attention_mask")},
@@ -244,7 +246,7 @@ class SequenceKL(Callback):
                 answered = [_up_to_end(row, ends) for row in new]
                 # A pair needs two responses; the second is as short as possible and ignored.
                 second = [[tokenizer.eos_token_id]] * len(part)
-                names = [str(start + i) for i in range(len(part))]
+                names = [str(len(responses) + i) for i in range(len(part))]
                 pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
                 judged = policy.judged(move_data_to_device(pairs, device))
                 kl.append(judged.chosen_kl)
@@ -262,6 +264,13 @@ class SequenceKL(Callback):
         log_numbers(trainer, numbers)
         return responses
 
+    def _next_part(self, prompts: list[Tokens]) -> list[Tokens]:
+        """Return the first prompts: as many as may be sampled at a time, but at least one."""
+        part = prompts[: self.batch_size]
+        while len(part) > 1 and len(part) * (max(map(len, part)) + self.max_new_tokens) > SAMPLED_TOKENS:
+            part = part[:-1]
+        return part
+
 
 class GoldReward(SequenceKL):
     """Mean gold reward of responses that the policy samples at temperature 1, and their KL.
@@ -274,7 +283,7 @@ class GoldReward(SequenceKL):
 
     Args:
         samples: number of responses, at least 2.
-        batch_size: responses at a time.
+        batch_size: responses at a time; fewer of long prompts.
         second_reward: another reward, which nothing was trained on, logged as ``val/second_reward`` with its
             standard error. A policy that exploits the gold reward raises only that one.
         options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
+from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL, samples
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
@@ -250,6 +250,17 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
     # Some ended by themselves, with a token that counts, and others were cut.
     ended = [response[-1] == data.tokenizer.eos_token_id for _, response in seen]
     assert any(ended) and not all(ended)
+
+
+def test_few_long_prompts_at_a_time(fit, tmp_path, world, monkeypatch):
+    """Memory of a batch is that of its tokens; all are sampled all the same, in their order."""
+    module, data = world
+    lengths = [len(tokens) for tokens in data.prompt_ids(PROMPTS)]
+    assert lengths == [2, 5, 1]
+    monkeypatch.setattr(samples, "SAMPLED_TOKENS", 16)
+    fit(tmp_path, [GoldReward(7, batch_size=3, max_new_tokens=3)], module, data, max_epochs=1)
+    sampled = [options["attention_mask"].sum(1).tolist() for options in module.policy.calls]
+    assert sampled == [[2, 5], [1, 2], [5, 1], [2]]
 
 
 def test_too_long_a_response_is_refused_before_training(fit, tmp_path, world):
