@@ -368,7 +368,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.train_pairs.reference = self._all_train_pairs.reference_log_probs(policy)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """Return (N, 2H) reference states, chosen minus rejected as trained; cached on disk."""
+        """Return (N, H) reference states, chosen minus rejected as trained; cached on disk."""
         assert self.train_pairs is not None
         found = self._all_train_pairs.state_differences(policy)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]

@@ -157,8 +157,8 @@ class TokenizedPairs:
         return self.values(_reference_log_probs, policy, title, **options)
 
     def state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """Return (N, 2H) ``reference_states``, chosen minus rejected as found, by ``values``."""
-        return self.values(_state_differences, policy, "Reference's states")
+        """Return (N, H) ``reference_states``, chosen minus rejected as found, by ``values``."""
+        return self.values(_mean_state_differences, policy, "Reference's states")
 
 
 def _reference_log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
@@ -166,7 +166,7 @@ def _reference_log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return torch.stack([found.chosen, found.rejected], dim=1)
 
 
-def _state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
+def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
     chosen, rejected = policy.reference_states(batch).unbind(1)
     return chosen - rejected
 

@@ -336,19 +336,16 @@ class PolicyModel(Recorded, nn.Module):
 
     @torch.no_grad()
     def response_states(self, rows: Rows) -> Tensor:
-        """Return (N, 2, 2H) fp32 states of chosen and rejected responses, adapter on or off.
+        """Return (N, 2, H) fp32 states of chosen and rejected responses, adapter on or off.
 
-        The middle layer's mean over the predicting positions, and the last layer's last state.
+        A state is the middle layer's mean over the positions that predict the response.
         """
         found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
         middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
         count = 2 * rows.pairs
         sums = middle.new_zeros(count, middle.shape[1]).index_add(0, rows.owner, middle)
         means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
-        places = torch.arange(len(rows.owner), device=middle.device)
-        ends = torch.zeros_like(places[:count]).scatter_reduce(0, rows.owner, places, "amax")
-        last = found.last_hidden_state[rows.source][ends].float()
-        return torch.cat([means, last], dim=1).view(2, rows.pairs, -1).transpose(0, 1)
+        return means.view(2, rows.pairs, -1).transpose(0, 1)
 
     def reference_states(self, batch: PairBatch) -> Tensor:
         """``response_states`` of the reference."""
