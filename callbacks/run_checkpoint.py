@@ -27,7 +27,8 @@ class RunCheckpoint(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint`` with exact resumption: a resumed run equals an uninterrupted one.
 
     It saves before the next update, after metrics are logged, and ``last.ckpt`` after all other callbacks'
-    ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
+    ``on_train_end``, and before the last update, so that a failure in the last validation or at the end costs
+    one update. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
     ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
 
     Tags: none. Files: ``checkpoints/...`` in the trainer's ``default_root_dir``, each with adapter, VNet,
@@ -76,6 +77,8 @@ class RunCheckpoint(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
+        if _last_update_begins(trainer, batch_idx) and trainer.global_step != self._last_global_step_saved:
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         number = max_over_ranks(self._received, trainer.strategy.root_device)
         if not number:
             return
@@ -165,6 +168,15 @@ def _ends(trainer: Trainer) -> bool:
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     of_epoch = trainer.fit_loop.batch_idx + 1 == trainer.num_training_batches
+    return (
+        of_epoch and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
+    )
+
+
+def _last_update_begins(trainer: Trainer, batch_idx: int) -> bool:
+    if trainer.max_steps != -1 and trainer.global_step + 1 >= trainer.max_steps:
+        return True
+    of_epoch = batch_idx + trainer.accumulate_grad_batches >= trainer.num_training_batches
     return (
         of_epoch and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
     )

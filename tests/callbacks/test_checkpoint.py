@@ -4,6 +4,7 @@ import csv
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from pacmr_lightning.callbacks import RunCheckpoint, Snapshots
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
@@ -25,6 +26,32 @@ def test_last_is_the_end(fit, tmp_path, make_module, every):
     fit(tmp_path / "whole", [], whole, max_epochs=5, enable_checkpointing=False)
     assert torch.equal(resumed.slope, whole.slope)
     assert step_of(folder / "last.ckpt") == 20
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])
+@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_end"])
+def test_a_failure_at_the_end_costs_one_update(fit, tmp_path, limit, hook):
+    """Such as a lack of memory when responses are sampled."""
+
+    def fail(trainer, _):
+        if trainer.global_step == trainer.estimated_stepping_batches:
+            raise MemoryError
+
+    failing = Callback()
+    setattr(failing, hook, fail)
+
+    def run(name, *callbacks, resume=None):
+        folder, callbacks = tmp_path / name, [RunCheckpoint(every_n_train_steps=100), *callbacks]
+        logger = ContinuedCSVLogger(folder, name="", version="")
+        fit(folder, callbacks, resume=resume, logger=logger, val_check_interval=1, **limit)
+        return rows_of(folder)
+
+    expected = run("whole")
+    with pytest.raises(MemoryError):
+        run("failed", failing)
+    last = tmp_path / "failed/checkpoints/last.ckpt"
+    assert step_of(last) == len(expected) - 1
+    assert run("failed", resume=last) == expected and step_of(last) == len(expected)
 
 
 def test_snapshots(fit, tmp_path):
