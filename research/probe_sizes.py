@@ -40,7 +40,7 @@ def probe_sizes(*, figure: str) -> None:
             means = part.groupby(size)["auroc"].agg(["mean", "std"])
             sizes = means.index * 1.03 ** (i - 1)  # side by side
             axis.errorbar(sizes, means["mean"], means["std"], color=COLORS[share], marker="o", capsize=3)
-            if axis is axes[0, 0]:
+            if axis is axes[0, -1]:
                 axis.annotate(
                     f"{share:.0%} noise",
                     (sizes[-1], means["mean"].iloc[-1]),
