@@ -110,8 +110,10 @@ class PacmrCLI(LightningCLI):
     def _dump_config(self) -> None:
         """Keep the options as plain values. Lightning's version validates them again, which takes longer."""
         if not hasattr(self, "config_dump"):
-            options = {"skip_link_targets": False, "skip_unset": False, "skip_validation": True}
-            self.config_dump = yaml.safe_load(self.parser.dump(self.config, **options))[self.subcommand]
+            text = self.parser.dump(
+                self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
+            )
+            self.config_dump = yaml.safe_load(text)[self.subcommand]
 
     def after_fit(self) -> None:
         """Print the run's folder."""
