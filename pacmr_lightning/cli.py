@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
@@ -19,7 +16,7 @@ from typing import Any
 from .command_line.exceptions import sentence, stop
 from .command_line.output import only_results
 from .command_line.short_forms import EXAMPLE, page
-from .waiting import waiting
+from .loading import loading
 
 RUNS = {
     "fit": "Trains a policy: DPO, PACMR-DPO and other methods, or SFT.",
@@ -146,23 +143,6 @@ def _help_of(command: str) -> str:
     return page() if command == "fit" else run_page(command, RUNS[command])
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Disable garbage collection, which takes a fifth of the import time; later ones skip what was imported.
-
-    Else the one at the end of the process takes two seconds.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            if not gc.get_freeze_count():
-                gc.freeze()
-            gc.enable()
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -185,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(_help_of(words[0]))
         sys.exit(0)
     try:
-        with _no_garbage(), only_results(), waiting("Loading PyTorch and its libraries"):
+        with only_results(), loading():
             module = import_module(f".commands.{tool or 'fit'}", __package__)
         if tool:
             module.main(words[1:])

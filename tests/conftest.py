@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,7 @@ SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
     *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_cached_values"),
     *("test_answer_store", "test_clean_meta", "test_judge", "test_generate", "test_augment"),
-    *("test_tokenization", "test_runner", "test_slurm"),
+    *("test_tokenization", "test_runner", "test_slurm", "test_judged_audit"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
 LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health", "test_sweeps")
@@ -84,7 +85,7 @@ def tiny_tokenizer_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tiny_tokenizer_folder):
+def tiny_llama(tiny_tokenizer_folder, tmp_path_factory):
     """Saves a tiny Llama with random weights, and its tokenizer, in a folder, whose name it returns.
 
     ``tokenizer`` is the tiny one unless another is given; ``keys`` are those of ``LlamaConfig``.
@@ -93,14 +94,20 @@ def tiny_llama(tiny_tokenizer_folder):
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     tiny_tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    made = {}
 
     def save(folder, tokenizer=tiny_tokenizer, seed=0, model_class=LlamaForCausalLM, **keys):
-        special = {
-            f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
-        }
-        torch.manual_seed(seed)
-        model_class(LlamaConfig(**{**LLAMA, **special, **keys})).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        kind = repr((id(tokenizer), seed, model_class, sorted(keys.items())))
+        if kind not in made or tokenizer is not tiny_tokenizer:  # the others may have been changed
+            place = tmp_path_factory.mktemp("tiny_llama")
+            special = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in ("bos", "eos", "pad")}
+            torch.manual_seed(seed)
+            model_class(LlamaConfig(**{**LLAMA, **special, **keys})).save_pretrained(place)
+            tokenizer.save_pretrained(place)
+            made[kind] = place, torch.get_rng_state()
+        place, state = made[kind]
+        shutil.copytree(place, folder, dirs_exist_ok=True)
+        torch.set_rng_state(state)
         return str(folder)
 
     return save

@@ -60,10 +60,7 @@ def upstream(kind: str) -> str:
         elif kind == "TLDRCompletions":
             labels = [row["chosen"].strip() for row in rows]
             for part in (("train",), ("valid", "test"))[number]:
-                write(
-                    folder / "data" / f"{part}-00000-of-00001.parquet",
-                    {"prompt": posts, "label": labels},
-                )
+                write(folder / "data" / f"{part}-00000-of-00001.parquet", {"prompt": posts, "label": labels})
         else:
             turns = {
                 side: [

@@ -42,8 +42,8 @@ TABLE = {
         "_batches _compute _lengths _samples _start _t0s _throughputs"
     ),
     "lightning.pytorch.cli:LightningCLI": (
-        "_add_instantiators _parse_ckpt_path _prepare_subcommand_kwargs _prepare_subcommand_parser "
-        "_run_subcommand _set_seed _subcommand_parsers"
+        "_add_instantiators _dump_config _parse_ckpt_path _prepare_subcommand_kwargs "
+        "_prepare_subcommand_parser _run_subcommand _set_seed _subcommand_parsers"
     ),
     "lightning.pytorch.core.mixins.hparams_mixin": "_given_hyperparameters",
     "lightning.pytorch.loggers:CSVLogger": "_experiment",

@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -105,6 +106,14 @@ class PacmrCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_lightning_class_args(GenerationWriter, "generation")
         return parser
+
+    def _dump_config(self) -> None:
+        """Keep the options as plain values. Lightning's version validates them again, which takes longer."""
+        if not hasattr(self, "config_dump"):
+            text = self.parser.dump(
+                self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
+            )
+            self.config_dump = yaml.safe_load(text)[self.subcommand]
 
     def after_fit(self) -> None:
         """Print the run's folder."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
-
-PACMR = (sys.executable, "-m", "pacmr_lightning")
+from ..loading import loading
 
 
 def quickstart(
@@ -38,27 +39,31 @@ def quickstart(
     common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
     common += ["--trainer.default_root_dir"]
     _print_step(1, "An SFT model, trained from scratch on the synthetic benchmark")
+    with loading():
+        from .compare import compare
+        from .fit import PacmrCLI
+        from .refine import refine
     words = ["fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows)]
-    _run(*words, "--trainer.default_root_dir", sft)
+    PacmrCLI([*words, "--trainer.default_root_dir", sft])
     log = folder / "dpo.log"
     _print_step(2, f"PACMR-DPO on {pairs:,} pairs with 30% wrong labels; DPO in parallel (log: {log})")
-    # Two runs side by side on two cores.
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(log, "wb") as file:
+    with open(log, "wb") as file, _one_thread():
         options = ["--config", "methods/dpo", "--model.objective.beta", "0.5"]
-        beside = subprocess.Popen([*PACMR, *common, dpo, *options], stdout=file, stderr=file, env=threads)
-    try:
-        options = ["--config", "methods/pacmr", "--model.objective.beta", "2"]
-        _run(*common, pacmr, *options, "--model.weighting.estimator", "GhostDotProduct", env=threads)
-        if status := beside.wait():
-            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
-            sys.exit(status)
-    finally:
-        beside.terminate()
+        command = [sys.executable, "-m", "pacmr_lightning", *common, dpo, *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        beside = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        try:
+            options = ["--config", "methods/pacmr", "--model.objective.beta", "2"]
+            PacmrCLI([*common, pacmr, *options, "--model.weighting.estimator", "GhostDotProduct"])
+            if status := beside.wait():
+                sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
+                sys.exit(status)
+        finally:
+            beside.terminate()
     _print_step(3, "An audit of the DPO run's labels, and a second pass with soft labels")
-    _run("refine", dpo, "--beta", "1", "--scorer", "policy")
+    refine(dpo, beta=1.0, scorer="policy")
     _print_step(4, "All three side by side")
-    _run("compare", dpo, pacmr, refined, "--figure", str(folder / "comparison.png"))
+    compare([dpo, pacmr, refined], str(folder / "comparison.png"))
     print(f"Suspected label errors: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
 
 
@@ -66,9 +71,17 @@ def _print_step(step: int, what: str) -> None:
     print(f"\n[{step} of 4] {what}", flush=True)
 
 
-def _run(*words: str, env: dict[str, str] | None = None) -> None:
-    if status := subprocess.run([*PACMR, *words], env=env).returncode:
-        sys.exit(status)
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread in the block, for two runs side by side on two cores."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def main(arguments: list[str]) -> None:

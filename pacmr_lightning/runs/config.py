@@ -65,7 +65,7 @@ class SaveRunConfig(SaveConfigCallback):
                 own.micro_batch_size = pl_module.micro_batch_size
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
-            text = self.parser.dump(config, skip_none=False)
+            text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
             with replacing(root / CONFIG) as temporary:
                 temporary.write_text(text)
 

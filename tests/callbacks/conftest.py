@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.rewards import PairRecord
 
+from ..conftest import quiet_trainer
+
 PAIRS = 32
 BATCH = 8
 
@@ -95,17 +97,8 @@ class Module(pl.LightningModule):
 
 def run(folder, callbacks, module=None, data=None, resume=None, **options):
     """Fit on the CPU, with four steps per epoch, and return the trainer."""
-    options = {"max_epochs": 3, "logger": False, "devices": 1, **options}
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=callbacks,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        num_sanity_val_steps=1,
-        **options,
-    )
+    common = {"max_epochs": 3, "log_every_n_steps": 1, "num_sanity_val_steps": 1}
+    trainer = quiet_trainer(folder, callbacks, **{"enable_checkpointing": True, **common, **options})
     trainer.fit(module or Module(), datamodule=data or Data(), ckpt_path=resume)
     return trainer
 
@@ -137,9 +130,7 @@ def two_processes(tmp_path_factory):
     result = subprocess.run(
         [sys.executable, str(script), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
+        **{"capture_output": True, "text": True, "timeout": 1200},
     )
     assert result.returncode == 0, result.stderr
     return folder

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
@@ -14,6 +14,8 @@ from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
+
+from ..conftest import quiet_trainer
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
 MAPS = ("g", "slope", "offset", "weight_function", "monotone_share")
@@ -65,20 +67,9 @@ def run(tmp_path_factory, tiny_llama):
 
     def run(callback=None):
         folder = tmp_path_factory.mktemp("run")
-        trainer = Trainer(
-            default_root_dir=folder,
-            max_steps=3,
-            accelerator="cpu",
-            devices=1,
-            limit_val_batches=0,
-            limit_predict_batches=1,
-            logger=TensorBoardLogger(folder, "", ""),
-            callbacks=callback,
-            log_every_n_steps=1,
-            enable_checkpointing=isinstance(callback, callbacks.RunCheckpoint),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        options = {"max_steps": 3, "limit_val_batches": 0, "limit_predict_batches": 1, "log_every_n_steps": 1}
+        chosen = [] if callback is None else [callback]
+        trainer = quiet_trainer(folder, chosen, logger=TensorBoardLogger(folder, "", ""), **options)
         sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": 1}
         data = PreferenceDataModule(EmbeddedWorld(24, 8), str(model), **sizes, noise_rate=0.3)
         policy = PolicyModel(str(model), rank=2)

@@ -35,18 +35,10 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
     ]
     vnet = {"class_path": "VNetWeighting", "init_args": {"every": 1, "learning_rate": 0.05}}
     for name, weighting in (("pacmr", {"weighting": vnet, "method": "pacmr"}), ("dpo", {})):
-        config = preference_config(
-            tiny_llama(str(folder / "model")),
-            source,
-            weighting,
-            {"noise_rate": 0.3},
-            callbacks,
-            default_root_dir=str(folder / name),
-            max_steps=UPDATES,
-            max_epochs=-1,
-            val_check_interval=2,
-            log_every_n_steps=10,
-        )
+        model, noise = tiny_llama(str(folder / "model")), {"noise_rate": 0.3}
+        trainer = {"default_root_dir": str(folder / name), "val_check_interval": 2, "log_every_n_steps": 10}
+        trainer |= {"max_steps": UPDATES, "max_epochs": -1}
+        config = preference_config(model, source, weighting, noise, callbacks, **trainer)
         config["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
         arguments = ["fit", "--config", str(folder / f"{name}.yaml")]

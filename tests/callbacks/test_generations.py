@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Trainer
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GenerationWriter
@@ -17,6 +16,8 @@ from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModu
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
+
+from ..conftest import quiet_trainer
 
 FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "response_tokens"]
 
@@ -40,14 +41,7 @@ def predict(tmp_path, model):
             for parameter in module.policy.adapter().values():
                 parameter.add_(moved)
         options = {"validation_batch_size": 4, "predict_prompts": 10, **(data or {})}
-        trainer = Trainer(
-            default_root_dir=tmp_path / folder,
-            accelerator="cpu",
-            devices=1,
-            logger=False,
-            callbacks=[GenerationWriter(**writer)],
-            enable_progress_bar=False,
-        )
+        trainer = quiet_trainer(tmp_path / folder, [GenerationWriter(**writer)])
         trainer.predict(module, PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options))
         return rows_of(tmp_path / folder / "generations.jsonl")
 
@@ -203,14 +197,7 @@ def stored(path):
 def test_two_processes_answer_every_prompt_once(command, tmp_path):
     files = []
     for folder, devices in (("one", "1"), ("two", "2")):
-        options = [
-            "--trainer.devices",
-            devices,
-            "--data.predict_prompts",
-            "15",
-            "--model.max_new_tokens",
-            "6",
-        ]
+        options = f"--trainer.devices {devices} --data.predict_prompts 15 --model.max_new_tokens 6".split()
         options += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
         done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stderr
@@ -230,10 +217,8 @@ def test_the_command_line(command, tmp_path, capsys, monkeypatch):
     few = ["--data.predict_prompts", "3", "--model.max_new_tokens", "2", "--generation.output", str(output)]
     cli.main([*command("run", *few)[3:], "--generation.temperature", "0.7", "--generation.top_p", "0.9"])
     assert len(rows_of(output)) == 3 and not (tmp_path / "run").exists()
-    assert {path.name for path in output.parent.iterdir()} == {
-        "answers.jsonl",
-        "answers.jsonl.answers.sqlite",
-    }
+    names = {"answers.jsonl", "answers.jsonl.answers.sqlite"}
+    assert {path.name for path in output.parent.iterdir()} == names
     for options, message in (
         (["--generation.temperature", "-1"], "temperature is -1"),
         (["--generation.output", str(output / "a.jsonl")], "nothing can be written"),

@@ -158,15 +158,8 @@ def test_causes_that_are_no_alarm(config, tmp_path):
     """One warning each: no confident pair, concentrated weights, a policy that does not move."""
     strict = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.999999}}
     # Slope 40 makes weights of 0 and 1; VNet updates are skipped, so it stays.
-    path = config(
-        every=1,
-        log=1,
-        outer=strict,
-        slope=40.0,
-        min_effective_sample_size=0.99,
-        max_idle_updates=15,
-        lora_after=20,
-    )
+    limits = {"min_effective_sample_size": 0.99, "max_idle_updates": 15, "lora_after": 20}
+    path = config(every=1, log=1, outer=strict, slope=40.0, **limits)
     curves, said = fit(path, tmp_path / "run")
     assert curves["warnings/idle_vnet_updates"].tolist() == list(range(1, 25))
     assert len(said) == 2

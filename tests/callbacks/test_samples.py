@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,6 +14,8 @@ from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
+
+from ..conftest import quiet_trainer
 
 
 @pytest.fixture
@@ -28,18 +29,10 @@ def fit(tmp_path, tiny_llama):
             PolicyModel(folder), max_new_tokens=5, **{"learning_rate": 0.05} | module
         )
         data = PreferenceDataModule(EmbeddedWorld(40, 8), folder, global_batch_size=8)
-        trainer = Trainer(
-            default_root_dir=tmp_path / run,
-            max_steps=steps,
-            max_epochs=10,
-            accelerator="cpu",
-            devices=1,
-            limit_val_batches=0,
-            logger=TensorBoardLogger(tmp_path / run, name="tensorboard", version=""),
-            callbacks=[callback, ModelCheckpoint(tmp_path / run, save_last=True, every_n_train_steps=2)],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        saving = ModelCheckpoint(tmp_path / run, save_last=True, every_n_train_steps=2)
+        logger = TensorBoardLogger(tmp_path / run, name="tensorboard", version="")
+        options = {"max_steps": steps, "max_epochs": 10, "limit_val_batches": 0, "logger": logger}
+        trainer = quiet_trainer(tmp_path / run, [callback, saving], **options)
         trainer.fit(preference, data, ckpt_path=resume)
         return preference
 
@@ -61,12 +54,9 @@ def test_rows_and_texts(fit, tmp_path):
     assert [row["reference"] for row in first] == [row["reference"] for row in last]
     assert any(row["response"] != row["reference"] for row in last)
     tokens = module.trainer.datamodule.tokenizer(last[0]["prompt"], return_tensors="pt")
-    answer = module.policy.generate(
-        input_ids=tokens["input_ids"],
-        attention_mask=tokens["attention_mask"],
-        max_new_tokens=5,
-        do_sample=False,
-    )[0, tokens["input_ids"].shape[1] :]
+    plain = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    plain |= {"max_new_tokens": 5, "do_sample": False}
+    answer = module.policy.generate(**plain)[0, tokens["input_ids"].shape[1] :]
     expected = module.trainer.datamodule.tokenizer.decode(answer, skip_special_tokens=True)
     assert last[0]["response"] == expected
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

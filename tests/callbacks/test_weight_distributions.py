@@ -49,10 +49,7 @@ def test_both_labels_of_a_run(fit, tmp_path):
     [
         (lambda i: None, {"all"}),
         (lambda i: False, {"unflipped"}),
-        (
-            lambda i: None if i % 2 else i % 4 == 0,
-            {"unflipped", "flipped", "unknown"},
-        ),
+        (lambda i: None if i % 2 else i % 4 == 0, {"unflipped", "flipped", "unknown"}),
     ],
 )
 def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, groups):

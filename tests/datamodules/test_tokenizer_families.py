@@ -90,35 +90,31 @@ TEXTS = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("added", ["<s> $A", "$A", "$A </s>", "<s> $A </s>"])
-@pytest.mark.parametrize("texts", TEXTS)
-def test_texts(family, added, texts):
-    if family == "WordPiece" and texts[0] == "The se":
-        pytest.skip("it writes the rest of a word in other tokens than a word")
-    tokenizer = build(family, added)
-    row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
-    [found] = tokenize_pairs(pairs(row), tokenizer, 100)[0]
-    whole_ids = []
-    for side in ("chosen", "rejected"):
-        whole = tokenizer(row["prompt"] + row[side].removesuffix("</s>") + "</s>")["input_ids"]
-        whole_ids.append(whole[:-1] if added.endswith("</s>") else whole)
-        ids = found["prompt_ids"] + found[f"{side}_ids"]
-        assert tokenizer.decode(ids) == tokenizer.decode(whole_ids[-1])
-        assert found[f"{side}_ids"].count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
-    if all(ids[: len(found["prompt_ids"])] == found["prompt_ids"] for ids in whole_ids):
-        # No token spans the boundary: the ids are the same, too.
-        assert [found["prompt_ids"] + found[f"{side}_ids"] for side in ("chosen", "rejected")] == whole_ids
-    completion = {"prompt": row["prompt"], "completion": row["chosen"]}
-    [trained] = tokenize_completions(demonstrations(completion), tokenizer, 100)[0]
-    assert (trained["prompt_ids"], trained["completion_ids"]) == (found["prompt_ids"], found["chosen_ids"])
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "WordPiece"])
-@pytest.mark.parametrize("texts", [texts for texts in TEXTS if not texts[0].endswith("</s>")])
-def test_a_response_is_decoded_as_it_was_written(family, texts):
-    tokenizer = build(family)
-    row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
-    [found] = tokenize_pairs(pairs(row), tokenizer, 100)[0]
-    assert decode_response(tokenizer, found["prompt_ids"], found["chosen_ids"]) == row["chosen"]
+def test_texts(family, added):
+    tokenizer, sides = build(family, added), ("chosen", "rejected")
+    # WordPiece writes the rest of a word in other tokens than a word.
+    texts = [each for each in TEXTS if family != "WordPiece" or each[0] != "The se"]
+    rows = [dict(zip(("prompt", *sides), each, strict=True)) for each in texts]
+    completions = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    trained = tokenize_completions(demonstrations(*completions), tokenizer, 100)[0]
+    for row, found, completion in zip(
+        rows, tokenize_pairs(pairs(*rows), tokenizer, 100)[0], trained, strict=True
+    ):
+        whole_ids = []
+        for side in sides:
+            whole = tokenizer(row["prompt"] + row[side].removesuffix("</s>") + "</s>")["input_ids"]
+            whole_ids.append(whole[:-1] if added.endswith("</s>") else whole)
+            ids = found["prompt_ids"] + found[f"{side}_ids"]
+            assert tokenizer.decode(ids) == tokenizer.decode(whole_ids[-1]), row
+            assert [i for i in found[f"{side}_ids"] if i == tokenizer.eos_token_id] == ids[-1:], row
+        if all(ids[: len(found["prompt_ids"])] == found["prompt_ids"] for ids in whole_ids):
+            # No token spans the boundary: the ids are the same, too.
+            assert [found["prompt_ids"] + found[f"{side}_ids"] for side in sides] == whole_ids, row
+        assert completion["prompt_ids"] == found["prompt_ids"], row
+        assert completion["completion_ids"] == found["chosen_ids"], row
+        if added == "<s> $A" and family != "WordPiece" and not row["prompt"].endswith("</s>"):
+            decoded = decode_response(tokenizer, found["prompt_ids"], found["chosen_ids"])
+            assert decoded == row["chosen"], "as it was written"
 
 
 CHATML = (

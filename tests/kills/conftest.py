@@ -18,10 +18,7 @@ from pacmr_lightning.runs.folder import read_weights
 
 UPDATES, SAVED_EVERY, BATCH = 24, 2, 8
 ZERO = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-STRATEGIES = {
-    "single": {},
-    "ddp": {"trainer": {"strategy": "ddp", "devices": 2}},
-} | {
+STRATEGIES = {"single": {}, "ddp": {"trainer": {"strategy": "ddp", "devices": 2}}} | {
     f"zero{stage}": {
         "trainer": {"strategy": {"class_path": ZERO, "init_args": {"stage": stage}}, "devices": 2}
     }

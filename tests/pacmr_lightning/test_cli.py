@@ -17,26 +17,28 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.modules import PreferenceModule
 
-from ..conftest import fails
+from ..conftest import fails, write_lines
 
 
-@pytest.fixture
-def base(
-    tmp_path, save_model, tiny_tokenizer_folder, monkeypatch, write_rows, preference_config
-) -> list[str]:
-    """Arguments of a run that would succeed in two updates, in an empty working directory."""
-    model = Path(save_model("llama", vocab_size=2048))
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    pairs = write_rows(World().preference_rows(24, 0), "pairs.jsonl")
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, tiny_llama, preference_config) -> str:
+    """A config of a run that would succeed in two updates."""
+    folder = tmp_path_factory.mktemp("base")
+    model = tiny_llama(folder / "model", vocab_size=2048, initializer_range=0.2)
+    pairs = write_lines(folder / "pairs.jsonl", World().preference_rows(24, 0))
     callbacks = [{"class_path": "WeightRecorder"}, {"class_path": "RunSummary"}]
     content = preference_config(model, pairs, None, None, callbacks, max_steps=2, val_check_interval=1)
     content["data"]["init_args"]["source"]["init_args"]["validation_fraction"] = 0.05
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return ["--config", str(tmp_path / "config.yaml")]
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    return str(folder / "config.yaml")
+
+
+@pytest.fixture
+def base(config, tmp_path, monkeypatch) -> list[str]:
+    """Arguments of such a run, in an empty working directory."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return ["--config", config]
 
 
 VNET = ["--model.weighting", "VNetWeighting"]
@@ -45,25 +47,15 @@ PRIOR = ["--model.weighting", "SigmoidPrior"]
 TIES = ["--data.noise", "NearTieNoise"]
 WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
 ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
-CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.noise_rate", "1.0"], "noise_rate is 1.0"),
-        (["--data.noise_rate", "-0.1"], "noise_rate is -0.1"),
-        (["--data.noise_rate", "much"], "data.noise_rate: expected a float, but got much."),
         ([*PAC, "--model.weighting.outer.tau", "0.3"], "tau is 0.3"),
-        ([*PAC, "--model.weighting.outer.tau", "1"], "tau is 1"),
-        ([*VNET, "--model.weighting.every", "0"], "every is 0"),
-        ([*CENTRAL, "--model.weighting.estimator.epsilon", "0"], "epsilon is 0"),
-        (["--model.objective", "DPO", "--model.objective.beta", "0"], "beta is 0"),
-        (["--model.objective", "RDPO", "--model.objective.label_noise", "0.5"], "label_noise is 0.5"),
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
-        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected noise rate"),
         ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
         ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),
@@ -71,15 +63,10 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         ([*ANNOTATORS, "--data.noise.reliabilities", "{a: 2}"], "reliabilities of 'a' is 2"),
         ([*ANNOTATORS, "--data.noise.share", "0.01"], "share is 0.01, but between"),
         (["--data.noise", "CategoryNoise", "--data.noise.share", "0.01"], "share is 0.01, but between"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--model.micro_batch_size", "3"], "micro_batch_size 3 does not divide the 8 pairs"),
         (["--model.policy.model", "./nowhere"], "nowhere"),
         (["--model.policy.lora_options", "{use_dora: true}"], "bypasses the plain LoRA linears"),
         (["--model.policy.lora_options", "{r: 4, lora_dropout: 0.1}"], "the key 'r', which would be ignored"),
-        (
-            ["--model.policy.target_modules", "[c_attn]"],
-            "names c_attn, but LlamaForCausalLM has no such layer",
-        ),
         (["--data.source.init_args.train", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--data.max_length", "3"], "max_length"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
@@ -223,25 +210,27 @@ def test_the_first_page_names_every_command_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "heavy"),
+    ("commands", "heavy"),
     [
-        ("--help", 0, {"torch", "numpy", "pandas"}),
-        ("fit --help", 0, {"torch", "numpy", "pandas"}),
-        ("fit", 2, {"torch", "numpy", "pandas"}),
-        ("audit --help", 0, {"torch", "numpy", "pandas"}),
-        ("predict --help", 0, {"torch", "numpy", "pandas"}),
-        ("compare --help_all", 0, {"lightning", "transformers"}),
-        ("compare --nonsense", 2, {"lightning", "transformers"}),
+        (
+            {"--help": 0, "fit --help": 0, "fit": 2, "audit --help": 0, "predict --help": 0},
+            {"torch", "numpy", "pandas"},
+        ),
+        ({"compare --help_all": 0, "compare --nonsense": 2}, {"lightning", "transformers"}),
     ],
 )
-def test_what_needs_no_trainer_does_not_wait_for_it(command, status, heavy):
-    code = (
-        "import sys; from pacmr_lightning.cli import main\n"
-        f"try: main({command.split()})\n"
-        f"finally: assert not {heavy} & set(sys.modules)"
-    )
+def test_what_needs_no_trainer_does_not_wait_for_it(commands, heavy):
+    code = f"""
+import sys
+from pacmr_lightning.cli import main
+for words, status in {commands}.items():
+    try: main(words.split())
+    except SystemExit as stop: assert stop.code == status, words
+    else: raise AssertionError(words)
+    assert not {heavy} & set(sys.modules), words
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 
 def test_an_alias_of_a_command(capsys):

@@ -15,46 +15,30 @@ from .objective import SLiC
 
 
 class SmallLoss(SLiC):
-    """The hinge loss of all pairs but those whose loss was the largest, a share of ``label_noise`` of them.
+    """The hinge loss of all pairs but those of the largest loss, after ``warm_up`` updates."""
 
-    Args:
-        beta: see ``Objective``.
-        margin: see ``SLiC``.
-        label_noise: share of the pairs to drop; "auto" is the datamodule's noise rate.
-        warm_up: policy updates before any pair is dropped.
-    """
+    warm_up = 2
 
-    def __init__(
-        self,
-        beta: float = 0.1,
-        margin: float = 1.0,
-        label_noise: float | Literal["auto"] = "auto",
-        warm_up: int = 2,
-    ):
-        super().__init__(beta, margin)
+    def __init__(self, beta: float = 0.1, label_noise: float | Literal["auto"] = "auto"):
+        super().__init__(beta)
         self.label_noise = label_noise
-        self.warm_up = warm_up
         self.updates = 0
         self.last_loss: dict[str, float] = {}
 
     def resolve_label_noise(self, rate: float) -> None:
-        """The rate is the share to drop."""
         if self.label_noise not in ("auto", rate):
             raise UserError(f"label_noise is {self.label_noise} already and cannot become {rate}.")
         self.label_noise = rate
 
     def check_pairs(self, pairs: Any) -> None:
-        """Refuses a handful of pairs, in which a large loss says nothing."""
         if len(pairs) < 16:
             raise UserError(f"SmallLoss compares the losses of pairs, but there are {len(pairs)}; give more.")
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses a run that ends before a pair is dropped."""
         if updates <= self.warm_up:
             raise UserError(f"warm_up is {self.warm_up}, but the run has {updates} updates; make it shorter.")
 
     def pair_weights(self, ids: list[str]) -> Tensor | None:
-        """0 for the pairs of largest loss among those seen so far."""
         if self.updates < self.warm_up:
             return None
         worst_first = sorted(self.last_loss, key=lambda name: (-self.last_loss[name], name))
@@ -62,20 +46,16 @@ class SmallLoss(SLiC):
         return torch.tensor([0.0 if name in dropped else 1.0 for name in ids])
 
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Remembers each pair's loss, on every rank those of all."""
         self.last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self.updates += 1
 
     def learned(self) -> dict[str, float]:
-        """The largest loss so far, for curves and the summary."""
         return {"largest_loss": max(self.last_loss.values())}
 
     def state_dict(self) -> dict[str, Any]:
-        """The share, and what was seen."""
         return {"label_noise": self.label_noise, "updates": self.updates, "last_loss": dict(self.last_loss)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         super().load_state_dict(state)
         self.label_noise = state["label_noise"]
         self.updates = state["updates"]
@@ -88,14 +68,12 @@ class HardPairs(SLiC):
     grouped = True
 
     def group_weights(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
-        """(N,) l_i / sum_j l_j, over all ranks."""
         shares = losses + 1e-6  # where no pair pulls, all count alike
         total = shares.sum()
         sum_over_ranks([total])
         return shares / total
 
     def group_value(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
-        """0-dim sum of the losses under these weights."""
         value = (self.group_weights(losses) * losses).sum()
         sum_over_ranks([value])
         return value

@@ -15,26 +15,21 @@ class CautiousConsensus(ConsensusWeights):
     """``ConsensusWeights`` where a consensus can be found."""
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Refuses labels that say nothing."""
         if rate >= 0.5:
             raise UserError(f"A consensus trusts the majority, but {rate:.0%} of the labels are wrong.")
 
     def check_pairs(self, pairs: Any) -> None:
-        """Refuses a single pair, which agrees with itself."""
         if len(pairs) < 2:
             raise UserError(f"A consensus needs 2 training pairs or more, but there is {len(pairs)}.")
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses a run that ends before the slope has been learned and used."""
         if updates < 2:
             raise UserError(
                 f"A consensus is learned and then used, but the run has {updates} update; train on."
             )
 
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Lets the slope forget a little at each policy update."""
         self.slope.data *= 0.999
 
     def check_sharded(self) -> None:
-        """Says that nobody has tried it."""
         raise UserError("CautiousConsensus has not been tried under ZeRO-3; use a lower stage.")

@@ -185,13 +185,7 @@ def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
         data.setup("fit")
         assert len(data.train_pairs) == count
 
-    again = (
-        "fit",
-        "--config",
-        str(folder / "config.yaml"),
-        "--trainer.default_root_dir",
-        str(tmp_path / "x"),
-    )
+    again = ("fit", "--config", f"{folder}/config.yaml", "--trainer.default_root_dir", f"{tmp_path}/x")
     cli.main([*again, "--trainer.max_steps", "5"])
     cli.main([*again, "--trainer.max_steps", "10", "--ckpt_path", "last"])
     assert in_order(tmp_path / "x", audited) == (10, True)

@@ -30,10 +30,7 @@ PAIRS = ["--data.source", "Files", "--data.source.train", "p.jsonl"]
             [*BASE, "--config", "methods/pacmr", "--model.policy.model", "org/m", *PAIRS, *OUTPUT],
         ),
         ("--model=Qwen2.5 --trainer.max_steps 3", [*BASE, "--model.policy.model", "Qwen2.5"]),
-        (
-            "--data org/pairs",
-            [*BASE, "--data.source", "HubPreferences", "--data.source.path", "org/pairs"],
-        ),
+        ("--data org/pairs", [*BASE, "--data.source", "HubPreferences", "--data.source.path", "org/pairs"]),
         # A method follows the configs that are given.
         ("--method ipo --config quickstart/preference", ["--config", "quickstart/preference"]),
         (
@@ -92,10 +89,7 @@ def test_the_page(capsys):
     ("words", "said"),
     [
         # The three cases of an engineer who comes from TRL.
-        (
-            "--learning_rate 1e-4",
-            "--learning_rate: unknown option; did you mean --model.learning_rate?",
-        ),
+        ("--learning_rate 1e-4", "--learning_rate: unknown option; did you mean --model.learning_rate?"),
         ("--beta 0.1", "did you mean --model.objective.beta?"),
         ("--source x", "did you mean --data.source?"),
         ("--max_length 5", "did you mean --data.max_length?"),

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def trained(tmp_path_factory, tiny_tokenizer_folder):
     return get
 
 
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Folder of an export of a kind of run, written when first asked for."""
+
+    @cache
+    def get(kind, *options):
+        folder = tmp_path_factory.mktemp("exported") / "out"
+        cli.main(["export", str(trained(kind)), str(folder), *options])
+        return folder
+
+    return get
+
+
 @pytest.fixture
 def run(trained, tmp_path):
     return shutil.copytree(trained("pacmr"), tmp_path / "run")
@@ -133,9 +147,8 @@ def refused(arguments, capsys):
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
-def test_a_merged_model_is_the_policy(kind, trained, tmp_path, capsys):
-    run, out = trained(kind), tmp_path / "out"
-    cli.main(["export", str(run), str(out), "--merged"])
+def test_a_merged_model_is_the_policy(kind, trained, exported, capsys):
+    run, out = trained(kind), exported(kind, "--merged")
     assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().err
     policy = policy_of(run)
     expected = logits(policy.peft)
@@ -149,14 +162,13 @@ def test_a_merged_model_is_the_policy(kind, trained, tmp_path, capsys):
         assert str(run.parent).encode() not in file.read_bytes(), (
             f"{file.name} names a folder of this machine"
         )
-    assert not list(tmp_path.glob(".*"))
+    assert not list(out.parent.glob(".*"))
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
-def test_an_adapter_on_its_base_is_the_policy(kind, trained, tmp_path, capsys):
+def test_an_adapter_on_its_base_is_the_policy(kind, trained, exported, capsys):
     """Also where the run's base is an adapter itself: the exported one is for the plain model under it."""
-    run, out = trained(kind), tmp_path / "out"
-    cli.main(["export", str(run), str(out)])
+    run, out = trained(kind), exported(kind)
     said = " ".join(capsys.readouterr().err.split())
     assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said and str(run.parent / "model") in said
     model = AutoPeftModelForCausalLM.from_pretrained(out)
@@ -165,11 +177,9 @@ def test_an_adapter_on_its_base_is_the_policy(kind, trained, tmp_path, capsys):
     assert json.loads((out / "adapter_config.json").read_text())["inference_mode"]
 
 
-def test_tokenizer_and_configs_are_the_bases(trained, tmp_path):
-    for kind, dropout in (("pacmr", "attention_dropout"), ("gpt2", "resid_pdrop")):
-        run, out = trained(kind), tmp_path / kind
-        cli.main(["export", str(run), str(out), "--merged"])
-        base = run.parent / "model"
+def test_tokenizer_and_configs_are_the_bases(trained, exported):
+    for kind, dropout in (("gpt2", "resid_pdrop"), ("pacmr", "attention_dropout")):
+        out, base = exported(kind, "--merged"), trained(kind).parent / "model"
         config, original = AutoConfig.from_pretrained(out), AutoConfig.from_pretrained(base)
         # The policy runs without either; the exported model need not.
         assert config.use_cache is True and getattr(config, dropout) == getattr(original, dropout) == 0.1
@@ -184,9 +194,8 @@ def test_tokenizer_and_configs_are_the_bases(trained, tmp_path):
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_generation_stops_where_predict_does(trained, tmp_path, merged):
-    run, out = trained("pacmr"), tmp_path / "out"
-    cli.main(["export", str(run), str(out), *["--merged"] * merged])
+def test_generation_stops_where_predict_does(exported, merged):
+    out = exported("pacmr", *["--merged"] * merged)
     tokenizer = AutoTokenizer.from_pretrained(out)
     ends = [tokenizer.convert_tokens_to_ids("<|end|>"), tokenizer.eos_token_id]
     assert GenerationConfig.from_pretrained(out).eos_token_id == ends
@@ -237,9 +246,9 @@ def test_a_run_in_bfloat16(trained, tmp_path, monkeypatch):
     torch.testing.assert_close(logits(exact), logits(policy.peft), rtol=0, atol=1e-5)
 
 
-def test_vnet_comes_along(trained, tmp_path):
+def test_vnet_comes_along(trained, exported, tmp_path):
     run = trained("pacmr")
-    cli.main(["export", str(run), str(tmp_path / "out")])
+    shutil.copytree(exported("pacmr"), tmp_path / "out")
     module = PreferenceModule.load_from_checkpoint(run / LAST)
     delta, u = 3 * torch.randn(2, 50)
     with torch.no_grad():
@@ -253,10 +262,10 @@ def test_vnet_comes_along(trained, tmp_path):
     }
     assert config["weighting"]["start_slope"] == 1 and config["weighting"]["start_offset"] == 0
 
-    cli.main(["export", str(trained("tied")), str(tmp_path / "dpo")])
-    assert not list((tmp_path / "dpo").glob("vnet*"))
-    with pytest.raises(UserError, match="dpo holds no VNet"):
-        load_vnet(tmp_path / "dpo")
+    dpo = exported("tied")
+    assert not list(dpo.glob("vnet*"))
+    with pytest.raises(UserError, match="out holds no VNet"):
+        load_vnet(dpo)
     (tmp_path / "out" / "vnet_config.json").write_text(json.dumps(config | {"hidden": [3]}))
     with pytest.raises(UserError, match="cannot be loaded"):
         load_vnet(tmp_path / "out")

@@ -74,6 +74,7 @@ def folder(tmp_path_factory, tiny_llama):
 RUN = ["--config", "run/config.yaml", *CPU, "--ckpt_path", "last"]
 WORLD = ["--source", "EmbeddedWorld", "--source.pairs", "24", "--source.validation_pairs", "8"]
 ROWS = ["--source", "Files", "--source.train", "train.jsonl"]
+TO_OTHER = ["--output", "other.jsonl", "--n", "4"]
 PREDICTED = ["generations.jsonl", "other.jsonl"]
 JUDGE = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url"]
 MEMORY = ["--model", "model", "--prompt_tokens", "8", "--response_tokens", "8"]
@@ -82,17 +83,7 @@ COMMANDS = {
     "validate": RUN,
     "test": RUN,
     "predict": [*RUN, "--generation.output", "generations.jsonl"],
-    "generate": [
-        *ROWS,
-        "--source.validation",
-        "validation.jsonl",
-        "--output",
-        "other.jsonl",
-        "--n",
-        "4",
-        *ENDPOINT,
-        "URL",
-    ],
+    "generate": [*ROWS, "--source.validation=validation.jsonl", *TO_OTHER, *ENDPOINT, "URL"],
     "judge": [*PREDICTED, *JUDGE, "URL"],
     "label": [*PREDICTED, "--output", "pairs.jsonl", "--reward=LexiconReward", "--reward.lexicon=words.txt"],
     "inspect": [*ROWS, "--tokenizer", "model", "--output", "numbers.json"],

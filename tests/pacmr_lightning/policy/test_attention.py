@@ -23,12 +23,7 @@ from pacmr_lightning.meta_gradient import ExactCoefficients
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
-from pacmr_lightning.policy.attention import (
-    AttentionPlan,
-    attention_plans,
-    shared_mask,
-    use_attention,
-)
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, shared_mask, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.policy.token_layout import packed_rows, shared_rows
@@ -329,10 +324,7 @@ def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
     [
         ({}, "base is float32; set dtype to bfloat16"),
         ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
-        (
-            {"dtype": "bfloat16", "layout": "shared"},
-            "cannot honour the mask of the layout shared",
-        ),
+        ({"dtype": "bfloat16", "layout": "shared"}, "cannot honour the mask of the layout shared"),
     ],
 )
 def test_wrong_choices(options, message):

@@ -16,6 +16,9 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.compiled import compile_layers
 
+TWO = {"target_modules": ["q_proj", "down_proj"]}
+"""LoRA linears of attention and MLP; tracing the other five likewise takes most of the time."""
+
 
 @pytest.fixture
 def graphs(monkeypatch):
@@ -36,6 +39,7 @@ def graphs(monkeypatch):
 @pytest.fixture
 def plain_and_compiled(make_policy):
     def make(**options):
+        options = TWO | options
         policies = [make_policy(**options), make_policy(compile=True, **options)]
         policies[1].load_state_dict(policies[0].state_dict())
         return policies
@@ -111,7 +115,7 @@ def test_layers_share_their_code(graphs, make_policy, make_batch):
 def test_the_virtual_step_takes_the_policys_graphs(options, graphs, make_policy, make_batch):
     """VNet's update compiles nothing where such rows were read; in bf16, one graph with shifts."""
     meta, calls = make_batch(4, augmented=True), []
-    policy = make_policy(compile=True, changes={"num_hidden_layers": 1}, **options)
+    policy = make_policy(compile=True, changes={"num_hidden_layers": 1}, **TWO, **options)
     for view in (meta, meta.augmented):
         view.reference = policy.reference_log_probs(view)
     direction = {name: torch.full_like(p, 0.1) for name, p in policy.adapter().items()}

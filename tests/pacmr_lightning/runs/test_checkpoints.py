@@ -126,10 +126,7 @@ def runs(tmp_path, tiny_llama, monkeypatch):
     rows = "fit --model SFTModule --model.model model --data SFTDataModule --data.source WorldCompletions"
     rows += " --data.source.rows 32 --data.source.validation_rows 8 --data.tokenizer model"
     rows += " --data.batch_size 8 --trainer.accelerator cpu --trainer.max_steps 2"
-    return {
-        "pairs": short_fit("model", f"{pairs} --data.meta_batch_size 8 {common}"),
-        "sft": rows.split(),
-    }
+    return {"pairs": short_fit("model", f"{pairs} --data.meta_batch_size 8 {common}"), "sft": rows.split()}
 
 
 VNET = ["--model.weighting", "VNetWeighting"]

@@ -105,22 +105,14 @@ def run(base, folder, case):
     )
     watch = Watch(folder / f"{case.replace('/', '_')}.ckpt")
     resumed = [word.removeprefix("from:") for word in options if word.startswith("from:")]
+    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    validated = {"num_sanity_val_steps": 0, "val_check_interval": STEPS, "check_val_every_n_epoch": None}
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(os.environ["WORLD_SIZE"]),
         strategy=strategy_of(name, options),
-        max_steps=STEPS,
-        max_epochs=-1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        num_sanity_val_steps=0,
-        val_check_interval=STEPS,
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        log_every_n_steps=1,
-        callbacks=[watch],
+        **{"max_steps": STEPS, "max_epochs": -1, "default_root_dir": folder, "log_every_n_steps": 1},
+        **{"callbacks": [watch], **dict.fromkeys(off, False), **validated},
     )
     trainer.fit(module, data, ckpt_path=folder / f"{resumed[0]}.ckpt" if resumed else None)
     state = trainer.strategy.lightning_module_state_dict()
