@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
-from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
@@ -142,8 +142,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             )
         if clean_meta is None and not hold_out_clean_meta:
             raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
-        if not 0 < curriculum_share <= 1:
-            raise UserError(f"curriculum_share is {curriculum_share}, but it must be above 0 and at most 1.")
+        check_within("(0, 1]", curriculum_share=curriculum_share)
         if curriculum is None and curriculum_share != 0.5:
             raise UserError(
                 f"curriculum_share is {curriculum_share}, but there is no curriculum; give pairs.parquet of "
