@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
 from ..errors import UserError
-from ..files import replacing, save_figure
+from ..files import save_figure, write_frame
 from .surface import Surface, load_surface, steps_of
 
 
@@ -42,8 +42,7 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     save_figure(draw_page(laid_out, names), path.with_suffix(""))
     table = pairwise_distances(laid_out, names)
     if len(table):
-        with replacing(path.with_suffix(".csv")) as temporary:
-            table.to_csv(temporary, index=False)
+        write_frame(path.with_suffix(".csv"), table)
     return table
 
 
