@@ -14,6 +14,7 @@ from scipy.special import log_expit
 
 from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
+from ..datamodules.tokenized_source import tokenized_source
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
@@ -114,7 +115,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
     with waiting("Reading and tokenizing the pairs"):
-        data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
+        length = MAX_LENGTH if options.max_length is None else options.max_length
+        data = tokenized_source(source, names, length)
     tokens = data.rows
     _check_pairs(options, source, tokens["id"][:], data.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
