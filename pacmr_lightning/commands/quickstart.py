@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..command_line.parser import run_tool
 from ..errors import UserError
 
 PACMR = (sys.executable, "-m", "pacmr_lightning")
@@ -69,8 +68,3 @@ def _print_step(step: int, what: str) -> None:
 def _run(*words: str, env: dict[str, str] | None = None) -> None:
     if status := subprocess.run([*PACMR, *words], env=env).returncode:
         sys.exit(status)
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr quickstart`` and the options of ``quickstart``."""
-    run_tool("quickstart", quickstart, arguments)

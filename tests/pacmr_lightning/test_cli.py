@@ -63,7 +63,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
-        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected noise rate"),
+        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but it must be above 0 and below 0.5"),
         ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
         ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),
@@ -289,10 +289,13 @@ def test_two_processes(base):
 def test_a_reader_that_has_seen_enough():
     """As in ``pacmr sweep FILE --dry_run | head``: the end of the pipe is no error to be told."""
     script = """
-import sys, types
+import sys
 from pacmr_lightning import cli
-flood = types.ModuleType("flood")
-flood.main = lambda words: [print("x" * 1000) for _ in range(10_000)]
+from pacmr_lightning.command_line.output import print_result
+def flood():
+    for _ in range(10_000):
+        print_result("x" * 1000)
+flood.flood = flood
 cli.TOOLS["flood"] = ""
 sys.modules["pacmr_lightning.commands.flood"] = flood
 cli.main(["flood"])
