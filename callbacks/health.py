@@ -1,7 +1,5 @@
 """Callback that warns of failures of a run, such as self-confirmation of VNet and policy."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Callbacks that sample responses: texts, their KL to the reference, and their gold reward."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """Callback for mean weights of flipped and unflipped pairs, as in Qu et al.'s table of learned weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice

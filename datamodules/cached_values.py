@@ -1,7 +1,5 @@
 """On-disk cache of a model's values of pairs, independent of label noise, method and order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The LightningDataModule: source -> tokens -> noise -> pairs held out or ordered -> reference -> batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Set
 from functools import cached_property
 from typing import Any, Literal

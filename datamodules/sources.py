@@ -1,7 +1,5 @@
 """Sources of preference pairs, and of demonstrations for supervised fine-tuning."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Training and validation rows, from separate places or with some training prompts set aside."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Training pairs of a source, tokenized for a model that was trained elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase

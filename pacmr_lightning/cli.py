@@ -1,7 +1,5 @@
 """The ``pacmr`` command. Slow imports are left to the commands."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -6,8 +6,6 @@ the same gold reward. The Bradley-Terry probability eta = sigmoid(r_chosen - r_r
 the posterior of a flipped label and the oracle weights of Qu et al., appendix D.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator

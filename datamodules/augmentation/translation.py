@@ -1,7 +1,5 @@
 """Back-translation of prompts through Chinese, sentence by sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path

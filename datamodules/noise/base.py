@@ -1,7 +1,5 @@
 """Base class of label noise, and its calibration to a noise rate."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

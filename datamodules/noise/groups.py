@@ -1,7 +1,5 @@
 """Label noise that differs between categories or annotators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Label noise that depends on the reward difference or on a surface feature of the responses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Label noise at one or two rates, or from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Agreement of a policy's preferences under original and augmented prompts (appendix of Qu et al.)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Weight functions of several runs on one page, and their distances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Votes of judges on some training pairs, which a score chooses."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cross-fitting: u by two DPO policies, each trained on the other half of the prompts."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import logging

@@ -5,8 +5,6 @@
 A k above ``TYPICAL`` has a weak prior, normal in log k, since the maximum-likelihood k can be infinite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Noise rate of each category and annotator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

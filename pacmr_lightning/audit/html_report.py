@@ -1,7 +1,5 @@
 """An audit as one self-contained HTML file; all texts of rows are escaped."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

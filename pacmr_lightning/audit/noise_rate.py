@@ -7,8 +7,6 @@ over resamples, since a single k could be overconfident. eps is too high for a p
 and too low for one that has memorised labels, unless ``own_pull`` is subtracted from u.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 

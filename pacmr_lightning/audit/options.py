@@ -1,7 +1,5 @@
 """Options of an audit, checked before any computation."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property

@@ -1,7 +1,5 @@
 """PerpCorrect: rounds of DPO on a few clean pairs and on labels corrected by log-perplexities."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable

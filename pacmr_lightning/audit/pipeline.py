@@ -1,7 +1,5 @@
 """The whole audit: scores, noise rate, findings and files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

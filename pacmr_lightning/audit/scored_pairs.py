@@ -1,7 +1,5 @@
 """Scores of all training pairs, by a finished run or by a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

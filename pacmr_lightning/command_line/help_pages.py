@@ -1,7 +1,5 @@
 """Help of the commands on one page, read from the source of their functions: PyTorch is not imported."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

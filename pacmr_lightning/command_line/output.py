@@ -1,7 +1,5 @@
 """Standard output for results, standard error for everything else."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Parsers of the commands: errors in one sentence, and options from a function's signature."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Command ``pacmr analyze``: prompt-augmentation consistency of policies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Command ``pacmr audit``: suspected label errors of preference pairs, and cleaned pairs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

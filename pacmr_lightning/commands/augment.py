@@ -1,7 +1,5 @@
 """Command ``pacmr augment``: augmented training prompts by back-translation, paraphrase or rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Command ``pacmr configs``: list and copy the shipped configs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..command_line.output import print_result

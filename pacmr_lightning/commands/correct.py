@@ -1,7 +1,5 @@
 """Command ``pacmr correct``: second-pass training on labels corrected by PerpCorrect."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command ``pacmr export``: a finished run as a folder for transformers or PEFT, with a model card."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

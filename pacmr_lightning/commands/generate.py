@@ -1,7 +1,5 @@
 """Command ``pacmr generate``: responses of a model behind an OpenAI-compatible endpoint."""
 
-from __future__ import annotations
-
 from jsonargparse import lazy_instance
 
 from ..command_line.output import print_result

@@ -1,7 +1,5 @@
 """Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Command ``pacmr judge``: win rate, win-score and intervals of one model against another."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command ``pacmr label``: preference pairs with labels drawn from a reward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from scipy.special import expit

@@ -1,7 +1,5 @@
 """Estimates of a run's memory on each device, and of its operations and hours; no weights, no GPU."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Command ``pacmr quickstart``: DPO, PACMR-DPO and a refined policy on the synthetic benchmark."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Command ``pacmr refine``: second-pass training with soft labels from an audit of the first run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command ``pacmr sweep``: runs of a sweep file, with their tables and figures."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

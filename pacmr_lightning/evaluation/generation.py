@@ -1,7 +1,5 @@
 """Generation of responses: decoding, end of a response, repetition."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Calls of a judge before they are made: their number, tokens and price."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

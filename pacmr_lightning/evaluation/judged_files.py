@@ -1,7 +1,5 @@
 """Two files of responses under a judge: verdicts, summary and figure in one folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Judges that compare two responses to a prompt, each pair in both orders."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimators of c_i = d_meta . grad l_i(omega) in VNet's gradient -1/N sum_i c_i dV_i/dTheta."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Outer objectives: losses of the policy after the virtual step."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

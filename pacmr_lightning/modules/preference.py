@@ -1,7 +1,5 @@
 """PreferenceModule: policy, objective and weighting, trained by Algorithm 1 of Qu et al."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

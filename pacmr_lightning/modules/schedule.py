@@ -1,7 +1,5 @@
 """Learning-rate schedule, number of updates, and interval of the curves."""
 
-from __future__ import annotations
-
 import math
 
 from lightning.pytorch import Trainer

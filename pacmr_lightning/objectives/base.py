@@ -1,7 +1,5 @@
 """Base class of preference objectives."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from copy import copy
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 u is the implicit reward margin beta h, ls is logsigmoid.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from itertools import chain

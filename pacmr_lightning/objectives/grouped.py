@@ -1,7 +1,5 @@
 """Objectives that weigh the pairs of a group against each other."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

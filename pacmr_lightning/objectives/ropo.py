@@ -1,7 +1,5 @@
 """ROPO: a noise-tolerant loss with filtering."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info

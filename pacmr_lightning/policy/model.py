@@ -1,7 +1,5 @@
 """PolicyModel: a frozen base with a LoRA adapter, log-probabilities and generation."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """A run's configuration: resolved values of "auto", and ``config.yaml``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from pkgutil import resolve_name

@@ -1,7 +1,5 @@
 """Dataclasses of a sweep file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar

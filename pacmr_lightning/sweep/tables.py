@@ -1,7 +1,5 @@
 """Tables of a sweep in the layouts of Qu et al., as Markdown, LaTeX and CSV."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Weightings from true labels or preference probabilities: upper bounds."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """VNetWeighting: weights from VNet, and its update (Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
