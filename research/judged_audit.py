@@ -28,7 +28,7 @@ from pacmr_lightning.commands.second_pass import SAFE_SHARE
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.files import replacing
 
-from . import run_command
+from . import command
 
 PAIRS = 6400
 RATES = (0.2, 0.3, 0.4)
@@ -346,10 +346,7 @@ def judged_audit(
             pd.DataFrame(rows).to_csv(temporary, index=False, float_format="%.4f", na_rep="nan")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``python -m research.judged_audit``."""
-    run_command("judged_audit", judged_audit, arguments)
-
+main = command("judged_audit", judged_audit)
 
 if __name__ == "__main__":
     main()
