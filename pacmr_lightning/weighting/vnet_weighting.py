@@ -91,7 +91,7 @@ class VNetWeighting(Weighting):
         history: str | None = None,
         keep_gradients: AskedGradients = "auto",
     ):
-        check_within("[1, inf)", " policy updates (Qu et al.: 10)", every=every)
+        check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
         check_within("(0, inf)", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
         check_within("[0, inf)", virtual_lr=virtual_lr)
         if not hidden or min(hidden) < 1:
