@@ -127,11 +127,9 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         super().__init__()
         check_at_least(2, **{"max_length (tokens of prompt and response)": max_length})
         check_at_least(1, global_batch_size=global_batch_size, validation_batch_size=validation_batch_size)
-        check_at_least(
-            1, meta_batch_size=meta_batch_size, **{"meta_every (the weighting's every)": meta_every}
-        )
         check_at_least(1, predict_prompts=predict_prompts, predict_max_length=predict_max_length)
-        check_at_least(1, validation_sample=validation_sample)
+        check_at_least(1, validation_sample=validation_sample, meta_batch_size=meta_batch_size)
+        check_at_least(1, **{"meta_every (the weighting's every)": meta_every})
         check_at_least(0, num_workers=num_workers)
         if clean_meta is not None and meta_every is None:
             raise UserError(
