@@ -137,9 +137,10 @@ def estimate_noise_rate(
     judged, score = None, u
     if evidence.judges:
         score = slope * u + evidence.votes @ logit(best[2:])
-        odds = [k * u + evidence.votes @ logit(a) - logit(eps) for eps, k, *a in drawn]
-        judged = Judged(judges_table(evidence, best, drawn), score, np.mean(expit(np.negative(odds)), axis=0))
-        slope = 1.0
+        wrong = np.zeros(len(u))
+        for eps, k, *a in drawn:
+            wrong += expit(logit(eps) - k * u - evidence.votes @ logit(a)) / len(drawn)
+        judged, slope = Judged(judges_table(evidence, best, drawn), score, wrong), 1.0
     size, against = np.abs(score), against_policy(score)
     fit = GoodnessOfFit(np.nan, 0)
     if separates:
