@@ -152,7 +152,7 @@ def decide_step(
 
 
 def _not_estimated(module: PreferenceModule | SFTModule, trainer: Trainer) -> str:
-    """What keeps a step's memory from being estimated; empty if nothing does."""
+    """Return the reason why a step's memory is not estimated; empty if it is."""
     if isinstance(module, SFTModule):
         return "DeepSpeed" if isinstance(trainer.strategy, DeepSpeedStrategy) else ""
     # No kernel avoids the scores.
@@ -162,7 +162,7 @@ def _not_estimated(module: PreferenceModule | SFTModule, trainer: Trainer) -> st
 def _ways(
     module: PreferenceModule | SFTModule, trainer: Trainer, recompute: bool | Literal["auto"] | None
 ) -> list[tuple[int | None, bool]]:
-    """Pairs of a micro-batch, None for the module's, and whether to recompute, from the fastest way on."""
+    """Return pairs of a micro-batch (None: the module's), and whether to recompute, the fastest way first."""
     gpu = trainer.strategy.root_device.type == "cuda"
     if isinstance(module, PreferenceModule) and module.asks_micro_batch_size and gpu:
         data = datamodule(trainer)
