@@ -1,7 +1,5 @@
 """Callback that shows a run's main curves, settings and description in its loggers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

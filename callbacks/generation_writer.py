@@ -1,7 +1,5 @@
 """Callback that writes the responses of ``predict``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

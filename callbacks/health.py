@@ -1,7 +1,5 @@
 """Callback that warns of failures of a run, such as self-confirmation of VNet and policy."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from pathlib import Path
@@ -13,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.errors import check_at_least, check_within
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.numerics import wide
@@ -79,23 +77,11 @@ class Health(Callback):
         super().__init__()
         check_at_least(LEAST, window=window)
         check_at_least(1, max_idle_updates=max_idle_updates, lora_after=lora_after)
-        for name, limit, least in (
-            ("max_slope_ratio", max_slope_ratio, 1),
-            ("max_norm_ratio", max_norm_ratio, 1),
-            ("max_share_drop", max_share_drop, 0),
-        ):
-            if limit is not None and not limit > least:
-                raise UserError(f"{name} is {limit}, but it must be above {least}, or null for none.")
-        if not 0 <= min_effective_sample_size < 1:
-            raise UserError(
-                f"min_effective_sample_size is {min_effective_sample_size}, but it is a share: give one of "
-                "at least 0 and below 1."
-            )
-        if not 0 < max_saturated_share <= 1:
-            raise UserError(
-                f"max_saturated_share is {max_saturated_share}, but it is a share: give one above 0 and at "
-                "most 1."
-            )
+        ratios = {"max_slope_ratio": max_slope_ratio, "max_norm_ratio": max_norm_ratio}
+        check_within("(1, inf]", ", or null for none", **ratios)
+        check_within("(0, inf]", ", or null for none", max_share_drop=max_share_drop)
+        check_within("[0, 1)", min_effective_sample_size=min_effective_sample_size)
+        check_within("(0, 1]", max_saturated_share=max_saturated_share)
         self.on_alarm = on_alarm
         self.window = window
         self.limits = {

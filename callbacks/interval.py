@@ -1,7 +1,5 @@
 """Interval between two actions of a callback, and a time limit for pictures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Callbacks for the progress of a run: printed lines, and pairs and tokens per second."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Callbacks that save checkpoints: every n updates, at chosen updates, at the end and at a signal."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

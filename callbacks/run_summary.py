@@ -1,7 +1,5 @@
 """Callback that writes a run's final metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

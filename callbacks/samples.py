@@ -1,7 +1,5 @@
 """Callbacks that sample responses: texts, their KL to the reference, and their gold reward."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import cycle, islice
@@ -14,13 +12,13 @@ from lightning.pytorch.utilities import move_data_to_device, rank_zero_info
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.generation import (
     Decoding,
     check_room,
     decode_response,
     distinct_bigrams,
+    generated,
     repeated_bigrams,
     respond,
 )
@@ -224,29 +222,17 @@ class SequenceKL(Callback):
     def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
         asked = list(islice(cycle(prompts), self.samples))
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
-        device = trainer.strategy.root_device
-        ends, pad = end_tokens(tokenizer, policy.model.generation_config.eos_token_id), tokenizer.pad_token_id
+        device, pad = trainer.strategy.root_device, tokenizer.pad_token_id
         responses: list[Tokens] = []
         kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
             while part := self._next_part(asked[len(responses) :]):
-                inputs = tokenizer.pad({"input_ids": part}, padding_side="left", return_tensors="pt")
-                sequences = policy.generate(
-                    **{name: inputs[name].to(device) for name in ("input_ids", "attention_mask")},
-                    max_new_tokens=self.max_new_tokens,
-                    do_sample=True,
-                    temperature=1.0,
-                    top_p=1.0,
-                    top_k=0,  # transformers' default is 50
-                    eos_token_id=ends,
-                    pad_token_id=pad,
-                )
-                new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
-                answered = [_up_to_end(row, ends) for row in new]
+                names = [str(len(responses) + i) for i in range(len(part))]
+                batch = move_data_to_device(PromptBatch.collate(names, names, part, pad_id=pad), device)
+                answered = generated(policy, tokenizer, batch, self.max_new_tokens, Decoding(temperature=1.0))
                 # A pair needs two responses; the second is as short as possible and ignored.
                 second = [[tokenizer.eos_token_id]] * len(part)
-                names = [str(len(responses) + i) for i in range(len(part))]
                 pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
                 judged = policy.judged(move_data_to_device(pairs, device))
                 kl.append(judged.chosen_kl)
@@ -381,9 +367,3 @@ def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
     values = values.cpu().double()
     error = values.std() / len(values) ** 0.5
     return {f"val/{name}": float(values.mean()), f"val/{name}_stderr": float(error)}
-
-
-def _up_to_end(tokens: Tokens, ends: list[int]) -> Tokens:
-    """Return generated tokens up to the first of ``ends``; the rest is padding."""
-    end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[: end + 1]

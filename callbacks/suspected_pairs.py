@@ -1,7 +1,5 @@
 """Callback that shows the pairs with the lowest weights so far."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scalars, images, histograms and texts for TensorBoard, W&B and MLflow."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Sequence

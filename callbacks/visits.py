@@ -1,7 +1,5 @@
 """Window over the last visits of pairs on all ranks, and a base of callbacks that use it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence

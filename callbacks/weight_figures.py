@@ -1,7 +1,5 @@
 """Callbacks that draw the last visits: VNet's surfaces, and distributions of weights."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Callback for mean weights of flipped and unflipped pairs, as in Qu et al.'s table of learned weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, PairBatch
 from pacmr_lightning.errors import UserError, check_at_least
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import write_frame
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
@@ -95,7 +93,7 @@ class WeightGap(VisitsCallback):
                 file.unlink()
         if (folder / TABLE).exists():
             table = _read(folder / TABLE)
-            _write(table[table["step"] <= trainer.global_step], folder / TABLE)
+            write_frame(folder / TABLE, table[table["step"] <= trainer.global_step])
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
         """Return weight, flipped, and the index of the category, -1 for none."""
@@ -125,11 +123,10 @@ class WeightGap(VisitsCallback):
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir) / ANALYSIS
-        with replacing(folder / f"probe-{step:05d}.parquet") as temporary:
-            pairs.to_parquet(temporary, index=False)
+        write_frame(folder / f"probe-{step:05d}.parquet", pairs)
         # Not pd.concat: an all-empty column in one table would change the types.
         earlier = _read(folder / TABLE).to_dict("records") if (folder / TABLE).exists() else []
-        _write(pd.DataFrame([*earlier, *found]), folder / TABLE)
+        write_frame(folder / TABLE, pd.DataFrame([*earlier, *found]))
 
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
@@ -220,8 +217,3 @@ def _flags(flipped: Tensor) -> pd.Series:
 def _read(path: Path) -> pd.DataFrame:
     # The default parser of pandas before 3.1 rounds some values wrongly.
     return pd.read_csv(path, engine="pyarrow")
-
-
-def _write(table: pd.DataFrame, path: Path) -> None:
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False)

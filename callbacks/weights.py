@@ -1,7 +1,5 @@
 """Callbacks that write Parquet files: weights at every visit, and injected label noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """On-disk cache of a model's values of pairs, independent of label noise, method and order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from tqdm import tqdm
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import replacing, write_text
 from pacmr_lightning.policy import PolicyModel
 
 _LAYOUT = 2
@@ -100,8 +98,7 @@ def cached_values(
                     values.append(answers)
                     progress.update(len(answers))
             if values:
-                with replacing(folder / "key.json") as temporary:
-                    temporary.write_text(text)
+                write_text(folder / "key.json", text)
                 with replacing(files[start + rank]) as temporary, open(temporary, "wb") as file:
                     np.save(file, np.concatenate(values))
     barrier()

@@ -1,7 +1,5 @@
 """Chat messages: as JSON text in rows, and as prompt and response in the tokenizer's template."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -255,33 +255,22 @@ def _holds_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return values if values.type == kind else values.cast(kind)
-    except pa.ArrowException:
-        return pa.array(values.to_pylist(), kind)
-
-
 def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray, sides: Sides) -> pa.Array:
-    """Return a column, swapped with its pair or negated where labels are; other values stay Arrow's."""
+    """Return a column in its joint type, swapped with its pair or negated where labels are."""
     column, name = batch.column(field.name), field.name
-    if not flips.any():
-        return _as(column, field.type)
-    if (other := sides.partner(name)) is not None and not _holds_text(field.type):
-        both = [_as(values, field.type) for values in (column, batch.column(other))]
-        places = np.arange(len(flips)) + len(flips) * flips
-        return pa.concat_arrays(both).take(pa.array(places))
-    if other is not None or name in sides.inside or name in ("flipped", "eta") or sides.is_difference(name):
-        taken = batch.select([name] if other is None else [name, other]).to_pylist()
-        rows = [sides.exchanged(row) if flip else row for row, flip in zip(taken, flips, strict=True)]
-        try:
-            return pa.array([row[name] for row in rows], field.type)
-        except (pa.ArrowException, OverflowError):  # such as an unsigned margin
-            raise UserError(
-                f"The column {name!r} ({field.type}) cannot hold its values where a label is swapped; give "
-                "it another type, or take it out."
-            ) from None
-    return column
+    other = sides.partner(name)
+    changes = other is not None or name in sides.inside or name in ("flipped", "eta")
+    if column.type == field.type and not (flips.any() and (changes or sides.is_difference(name))):
+        return column
+    taken = batch.select([name] if other is None else [name, other]).to_pylist()
+    rows = [sides.exchanged(row) if flip else row for row, flip in zip(taken, flips, strict=True)]
+    try:
+        return pa.array([row[name] for row in rows], field.type)
+    except (pa.ArrowException, OverflowError):  # such as an unsigned margin
+        raise UserError(
+            f"The column {name!r} ({field.type}) cannot hold its values where a label is swapped; give "
+            "it another type, or take it out."
+        ) from None
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:

@@ -1,7 +1,5 @@
 """Columns of rows of data, and the checks of their values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

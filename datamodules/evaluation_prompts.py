@@ -1,7 +1,5 @@
 """Prompts for evaluation, for a policy or a model behind an endpoint."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

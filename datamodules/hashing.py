@@ -1,7 +1,5 @@
 """Hash of a text and a seed, for splits, samples and label noise."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -1,7 +1,5 @@
 """Anthropic HH: comparisons of dialogues, and their chosen responses for SFT."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

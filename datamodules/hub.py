@@ -1,7 +1,5 @@
 """Preference pairs and demonstrations from Hugging Face Hub datasets or folders in their layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

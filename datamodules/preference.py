@@ -1,7 +1,5 @@
 """The LightningDataModule: source -> tokens -> noise -> pairs held out or ordered -> reference -> batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Set
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
-from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
@@ -129,11 +127,9 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         super().__init__()
         check_at_least(2, **{"max_length (tokens of prompt and response)": max_length})
         check_at_least(1, global_batch_size=global_batch_size, validation_batch_size=validation_batch_size)
-        check_at_least(
-            1, meta_batch_size=meta_batch_size, **{"meta_every (the weighting's every)": meta_every}
-        )
         check_at_least(1, predict_prompts=predict_prompts, predict_max_length=predict_max_length)
-        check_at_least(1, validation_sample=validation_sample)
+        check_at_least(1, validation_sample=validation_sample, meta_batch_size=meta_batch_size)
+        check_at_least(1, **{"meta_every (the weighting's every)": meta_every})
         check_at_least(0, num_workers=num_workers)
         if clean_meta is not None and meta_every is None:
             raise UserError(
@@ -142,8 +138,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             )
         if clean_meta is None and not hold_out_clean_meta:
             raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
-        if not 0 < curriculum_share <= 1:
-            raise UserError(f"curriculum_share is {curriculum_share}, but it must be above 0 and at most 1.")
+        check_within("(0, 1]", curriculum_share=curriculum_share)
         if curriculum is None and curriculum_share != 0.5:
             raise UserError(
                 f"curriculum_share is {curriculum_share}, but there is no curriculum; give pairs.parquet of "

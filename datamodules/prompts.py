@@ -1,7 +1,5 @@
 """Prompt and responses of rows, also of those that hold whole texts or conversations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

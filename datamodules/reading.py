@@ -1,7 +1,5 @@
 """Preference pairs and SFT rows of JSON Lines and Parquet files, checked and kept in datasets' cache."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

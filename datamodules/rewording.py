@@ -1,7 +1,5 @@
 """Rule-based prompt augmentation for English, without a model or network."""
 
-from __future__ import annotations
-
 import re
 
 VERSION = 1

@@ -1,7 +1,5 @@
 """Values of a ``datasets.Dataset``, read a batch at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stratified samples, the same rows for the same seed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The LightningDataModule for supervised fine-tuning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any

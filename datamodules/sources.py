@@ -1,9 +1,7 @@
 """Sources of preference pairs, and of demonstrations for supervised fine-tuning."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +16,7 @@ from .chat import messages_of
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
-from .row_values import readable_texts
 from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
-from .tokenized_pairs import TokenizedPairs
-from .tokenized_source import tokenized_source
 
 
 class Source(Recorded, ABC):
@@ -66,14 +61,6 @@ class Source(Recorded, ABC):
             UserError: the output does not fit the source, or an id is missing.
         """
         return clean_rows(self.load_all(), self.name, self.check_output(output), drop, flip)
-
-    def texts(self, rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-        """Yield prompt, chosen and rejected of rows as readable text, labels as found."""
-        return readable_texts(rows, ids)
-
-    def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedPairs:
-        """Return the pairs of ``load_all`` as tokens, for an audit by a model that was trained elsewhere."""
-        return tokenized_source(self.load_all(), self.name, tokenizers, max_length)
 
 
 class Files(RowsBySplit, Source):

@@ -1,7 +1,5 @@
 """Training and validation rows, from separate places or with some training prompts set aside."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset, Features, Value
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_within
 
 from .columns import Columns
 from .hashing import unit_hash
@@ -35,10 +33,7 @@ class SplitPlaces:
     seed: int = DEFAULT_SEED
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise UserError(
-                f"validation_fraction is {self.fraction}, but it must lie in (0, 1), such as 0.05."
-            )
+        check_within("(0, 1)", ", such as 0.05", validation_fraction=self.fraction)
         if self.validation is not None and self.fraction != DEFAULT_FRACTION:
             raise UserError(
                 f"validation_fraction is {self.fraction}, but it has no effect beside the validation rows of "

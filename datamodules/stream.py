@@ -1,7 +1,5 @@
 """Batches as a function of (seed, step, rank, world size), so that a resumed run gets the right ones."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass

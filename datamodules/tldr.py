@@ -1,7 +1,5 @@
 """Reddit TL;DR: comparisons of summaries, and reference summaries for SFT."""
 
-from __future__ import annotations
-
 import re
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """Lengths, largest ids and hashes of columns of token ids."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Token ids of rows; unusable rows are dropped, never cut. Label noise comes later, in the batches."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,24 +1,23 @@
 """Training pairs of a source, tokenized for a model that was trained elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 
+from .sources import Source
 from .tokenization import summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer
 
 
-def tokenized_source(rows: Dataset, name: str, tokenizers: Sequence[str], max_length: int) -> TokenizedPairs:
-    """Return a source's pairs with their labels as found, without those of more than ``max_length`` tokens.
+def tokenized_source(source: Source, tokenizers: Sequence[str], max_length: int) -> TokenizedPairs:
+    """Return all training pairs, labels as found, without those of more than ``max_length`` tokens.
 
     ``tokenizers`` are folders or Hub ids of models; the first with a tokenizer is used.
     """
+    rows, name = source.load_all(), source.name
     encodes = _first_tokenizer(tokenizers)
     print(f"Tokenizer and chat template: {encodes.name_or_path}")
     tokens, counts = tokenize_pairs(rows, encodes, max_length)

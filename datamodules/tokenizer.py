@@ -1,7 +1,5 @@
 """A model's tokenizer: loading, and the tokens of prompts and responses."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A small byte-level BPE tokenizer for models that are trained from scratch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers

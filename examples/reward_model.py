@@ -167,7 +167,7 @@ def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np
 if __name__ == "__main__":
     logging.set_verbosity_error()  # the head is missing, as it should be
     try:
-        run_tool("reward_model", reward_model, sys.argv[1:], positional=True)
+        run_tool("reward_model", reward_model, sys.argv[1:])
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

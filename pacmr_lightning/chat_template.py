@@ -1,7 +1,5 @@
 """Conversations under the tokenizer's chat template, and the tokens that end a response."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime

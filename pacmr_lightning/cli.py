@@ -1,14 +1,14 @@
 """The ``pacmr`` command. Slow imports are left to the commands."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -143,6 +143,15 @@ def _help_of(command: str) -> str:
     return page() if command == "fit" else run_page(command, RUNS[command])
 
 
+def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
+    """Return a tool's name, its function, which has the name of its file in ``commands``, and arguments."""
+    name, rest = words[0], words[1:]
+    module = import_module(f".commands.{name.replace('-', '_')}", __package__)
+    if words[:2] == ["configs", "copy"]:
+        return "configs copy", module.copy, rest[1:]
+    return name, getattr(module, name.replace("-", "_")), rest[words[:2] == ["configs", "list"] :]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -158,7 +167,6 @@ def main(arguments: list[str] | None = None) -> None:
         near = get_close_matches(words[0], (*RUNS, *TOOLS), n=1)
         advice = f"did you mean {near[0]}? Commands are" if near else "choose one of"
         stop(f"Unknown command {words[0]}; {advice} {', '.join((*RUNS, *TOOLS))}.")
-    tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")
     if words[1:] in (["--help"], ["-h"]):
@@ -166,12 +174,14 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     try:
         with only_results(), loading():
-            module = import_module(f".commands.{tool or 'fit'}", __package__)
-        if tool:
-            module.main(words[1:])
-        else:
-            # None, not sys.argv, since DDP restarts its processes with sys.argv.
-            module.PacmrCLI(arguments)
+            if words and words[0] in TOOLS:
+                from .command_line.parser import run_tool
+
+                run = partial(run_tool, *tool_of(words))
+            else:
+                # None, not sys.argv, since DDP restarts its processes with sys.argv.
+                run = partial(import_module(".commands.fit", __package__).PacmrCLI, arguments)
+        run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # closed by the reader, such as head

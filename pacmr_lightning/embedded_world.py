@@ -6,8 +6,6 @@ the same gold reward. The Bradley-Terry probability eta = sigmoid(r_chosen - r_r
 the posterior of a flipped label and the oracle weights of Qu et al., appendix D.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import UserError
+from .errors import UserError, check_at_least
 
 TOPICS = (
     ("ocean", "sea"),
@@ -151,10 +149,7 @@ class World:
             yield {"prompt": _prompt(*meaning), "completion": _text(best)}
 
     def _generator(self, stream: int, seed: int) -> np.random.Generator:
-        if min(self.seed, seed) < 0:
-            raise UserError(
-                f"The seed of the synthetic benchmark is {min(self.seed, seed)}, but it must be 0 or more."
-            )
+        check_at_least(0, **{"The seed of the synthetic benchmark": min(self.seed, seed)})
         return np.random.Generator(np.random.PCG64([self.seed, stream, seed]))
 
     @staticmethod

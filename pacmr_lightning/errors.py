@@ -1,6 +1,9 @@
 """The exception for input that the user can fix."""
 
 import re
+from operator import ge, gt, le, lt
+
+_BOUNDS = {"[": ("at least", ge), "(": ("above", gt), "]": ("at most", le), ")": ("below", lt)}
 
 
 class UserError(Exception):
@@ -15,6 +18,19 @@ def check_at_least(least: float, **options: float | None) -> None:
     for name, value in options.items():
         if value is not None and value < least:
             raise UserError(f"{name} is {value}, but it must be at least {least}.")
+
+
+def check_within(interval: str, hint: str = "", /, **options: float | None) -> None:
+    """Raise a UserError for the first option outside of an interval, as in ``(0, 1]``; None is allowed.
+
+    ``hint`` ends the message: a usual value, or how to do without.
+    """
+    low, high = interval[1:-1].split(", ")
+    (least, over), (most, under) = _BOUNDS[interval[0]], _BOUNDS[interval[-1]]
+    words = f"{least} {low}" + (f" and {most} {high}" if high != "inf" else "")
+    for name, value in options.items():
+        if value is not None and not (over(value, float(low)) and under(value, float(high))):
+            raise UserError(f"{name} is {value}, but it must be {words}{hint}.")
 
 
 def first_line(error: BaseException | None) -> str:

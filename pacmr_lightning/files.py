@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -104,8 +105,19 @@ def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_json(path: str | Path, value: Any, **options: Any) -> None:
     """Write JSON with indents, atomically; ``options`` are of ``json.dumps``."""
+    write_text(path, json.dumps(value, indent=2, **options) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text, atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, **options) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_frame(path: str | Path, frame: pd.DataFrame) -> None:
+    """Write a table without its index, atomically: as CSV if the path ends so, else as Parquet."""
+    with replacing(path) as temporary:
+        (frame.to_csv if str(path).endswith(".csv") else frame.to_parquet)(temporary, index=False)
 
 
 def content_digest(path: str | Path) -> str:

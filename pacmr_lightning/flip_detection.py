@@ -1,7 +1,5 @@
 """Weight gap between unflipped and flipped pairs, and ranking of flips by weight."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 NUMBERS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")

@@ -1,7 +1,5 @@
 """Gradients of the adapter, by ``autograd.grad`` to leave ``p.grad`` and wrappers (DDP, DeepSpeed) alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

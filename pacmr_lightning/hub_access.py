@@ -1,7 +1,5 @@
 """The Hugging Face Hub: whether it can be reached, and folders or Hub ids of models and datasets."""
 
-from __future__ import annotations
-
 import sys
 import time
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Import of PyTorch and its libraries, which takes seconds."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

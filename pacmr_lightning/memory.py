@@ -1,7 +1,5 @@
 """Memory that a process may take on its device, and the return of freed memory to the system."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from pathlib import Path

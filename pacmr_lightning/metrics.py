@@ -1,7 +1,5 @@
 """Metrics of DPO training and of the weights (torchmetrics)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Identity of a model, by folder or Hub id."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .files import content_digest

@@ -1,7 +1,5 @@
 """Dtype of a base model and other numerical settings."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Communication between the processes of a run; a single process sends nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Objects that record their constructor's arguments, for the configuration of a run that Python started."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

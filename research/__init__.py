@@ -11,27 +11,31 @@ from typing import Any
 os.environ.setdefault("MPLBACKEND", "agg")
 
 
-def run_command(name: str, function: Callable[..., Any], arguments: Sequence[str] | None = None) -> None:
-    """Call a function with the command line of ``python -m research.NAME``; bad input ends in one sentence.
+def command(name: str, function: Callable[..., Any]) -> Callable[..., None]:
+    """Return the main function of ``python -m research.NAME``, which calls ``function``.
 
-    The type hints and the docstring of the function make the options and their help, as for ``pacmr``.
+    Type hints and docstring make options and help, as for ``pacmr``; bad input ends in one sentence.
     """
-    from jsonargparse import auto_cli
 
-    from pacmr_lightning.command_line.exceptions import stop, user_error
-    from pacmr_lightning.command_line.parser import ToolParser
+    def main(arguments: Sequence[str] | None = None) -> None:
+        from jsonargparse import auto_cli
 
-    try:
-        auto_cli(
-            function,
-            args=list(sys.argv[1:] if arguments is None else arguments),
-            as_positional=True,
-            prog=f"python -m research.{name}",
-            description=(inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", ""),
-            parser_class=ToolParser,
-        )
-    except Exception as error:
-        cause = user_error(error)
-        if cause is None:
-            raise
-        stop(str(cause))
+        from pacmr_lightning.command_line.exceptions import stop, user_error
+        from pacmr_lightning.command_line.parser import ToolParser
+
+        try:
+            auto_cli(
+                function,
+                args=list(sys.argv[1:] if arguments is None else arguments),
+                as_positional=True,
+                prog=f"python -m research.{name}",
+                description=(inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", ""),
+                parser_class=ToolParser,
+            )
+        except Exception as error:
+            cause = user_error(error)
+            if cause is None:
+                raise
+            stop(str(cause))
+
+    return main

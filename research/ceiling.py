@@ -28,7 +28,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import check_writable, replacing
 from pacmr_lightning.policy.base_model import load_base
 
-from . import run_command
+from . import command
 
 TEMPERATURES = tuple(np.geomspace(0.05, 200, 120).tolist())
 """b, in units of the reward."""
@@ -188,10 +188,7 @@ def best_of_n(log_probs: np.ndarray, rewards: np.ndarray, numbers: Sequence[int]
     return pd.DataFrame(rows, columns=["n", "kl", "reward"])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.ceiling MODEL --output FILE`` and the options of ``reward_ceiling``."""
-    run_command("ceiling", reward_ceiling, arguments)
-
+main = command("ceiling", reward_ceiling)
 
 if __name__ == "__main__":
     main()

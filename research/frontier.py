@@ -31,7 +31,7 @@ from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state_of
 from pacmr_lightning.sweep.tables import Entry, Table, Value, write
 
-from . import run_command
+from . import command
 from .ceiling import reward_ceiling
 
 MATCHED = ("gold_reward", "gold_accuracy")
@@ -636,10 +636,7 @@ def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame], highest: float) -> Non
     axis.plot(best["kl"], best["reward"], "k.:", lw=1)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.frontier FILE`` and the options of ``run_frontier``."""
-    run_command("frontier", run_frontier, arguments)
-
+main = command("frontier", run_frontier)
 
 if __name__ == "__main__":
     main()

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
-from . import run_command
+from . import command
 
 ROOT = Path(__file__).parents[1]
 FALL = 0.05
@@ -192,10 +192,7 @@ def health_alarm(
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.health_alarm`` and the options of ``health_alarm``."""
-    run_command("health_alarm", health_alarm, arguments)
-
+main = command("health_alarm", health_alarm)
 
 if __name__ == "__main__":
     main()

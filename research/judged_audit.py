@@ -23,12 +23,12 @@ from pacmr_lightning.audit.asking import pairs_to_judge
 from pacmr_lightning.audit.combination import VIEWS, combined_score
 from pacmr_lightning.audit.noise_rate import NoiseRate, SampleEstimate, decide, estimate_noise_rate
 from pacmr_lightning.audit.scorers import BASIS
-from pacmr_lightning.audit.votes import Evidence, estimate_by_votes
+from pacmr_lightning.audit.votes import Evidence
 from pacmr_lightning.commands.second_pass import SAFE_SHARE
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.files import replacing
 
-from . import run_command
+from . import command
 
 PAIRS = 6400
 RATES = (0.2, 0.3, 0.4)
@@ -232,7 +232,7 @@ def judged(
     asked = np.zeros(len(pairs.u), dtype=bool)
     asked[chosen(pairs, alone, choice, number)] = True
     evidence = Evidence(JUDGES[judges], votes * asked[:, None], asked, np.zeros(len(asked), dtype=int))
-    return estimate_by_votes(pairs.u, pairs.prompts, evidence, resamples=RESAMPLES), votes
+    return estimate_noise_rate(pairs.u, pairs.prompts, None, RESAMPLES, evidence), votes
 
 
 def by_judges(pairs: Scored, judges: str, choice: str, number: int, alone: NoiseRate) -> dict[str, object]:
@@ -272,15 +272,7 @@ def decided(pairs: Scored, choice: str, number: int, use: str, alone: NoiseRate)
     read = SampleEstimate(wrong, number - wrong, 0, 0) if use == "sample" else None
     evidence = Evidence([], np.zeros((len(truth), 0), dtype=int), truth != 0, truth)
     frame = pd.DataFrame({"u": u, "unpulled_u": u, BASIS["combined"]: u, "prompt": pairs.prompts})
-    rate = decide(
-        frame,
-        "combined",
-        None,
-        None,
-        False,
-        read,
-        lambda known: estimate_by_votes(u, pairs.prompts, evidence, known, RESAMPLES),
-    ).rate
+    rate = decide(frame, "combined", None, None, False, read, evidence).rate
     p_wrong = rate.wrong(u)
     # A decided label is fixed, so ranks put it first or last.
     fixed = np.where(truth < 0, np.inf, np.where(truth > 0, -np.inf, -rate.slope * u))
@@ -354,10 +346,7 @@ def judged_audit(
             pd.DataFrame(rows).to_csv(temporary, index=False, float_format="%.4f", na_rep="nan")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``python -m research.judged_audit``."""
-    run_command("judged_audit", judged_audit, arguments)
-
+main = command("judged_audit", judged_audit)
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,6 @@ import ctypes
 import gc
 import tempfile
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +45,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import VNetWeighting
 
-from . import run_command
+from . import command
 
 MIB = 2**20
 FLAT = 5.0
@@ -175,10 +174,7 @@ def long_run(
         print(f"{name}: {slope:+.2f} MiB per 1,000 updates from {int(late[0, 0]):,} on{verdict}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.long_run`` and the options of ``long_run``."""
-    run_command("long_run", long_run, arguments)
-
+main = command("long_run", long_run)
 
 if __name__ == "__main__":
     main()

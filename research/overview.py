@@ -6,7 +6,6 @@ python -m research.overview runs/quickstart/pacmr --figure docs/overview.png
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -18,7 +17,7 @@ from pacmr_lightning.analysis.distribution_figure import GROUPS, weights_by_flip
 from pacmr_lightning.analysis.surface import Surface, load_surface
 from pacmr_lightning.files import replacing
 
-from . import run_command
+from . import command
 
 NUMBERS = Path(__file__).parent / "numbers"
 FILES = {"frontier-report": (0.2, 0.3, 0.4), "told-nothing-report": (0.1,), "noise-kinds-report": (0.0,)}
@@ -120,10 +119,7 @@ def overview(run: str, *, figure: str) -> None:
     plt.close(drawing)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.overview RUN --figure FILE``."""
-    run_command("overview", overview, arguments)
-
+main = command("overview", overview)
 
 if __name__ == "__main__":
     main()

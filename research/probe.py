@@ -12,8 +12,6 @@ The model runs once. Several models see the same pairs where ``lengths_by`` name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -31,7 +29,7 @@ from pacmr_lightning.files import replacing
 from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
 
-from . import run_command
+from . import command
 
 LONGEST = 2048
 """Tokens of a pair where the lengths are of another tokenizer."""
@@ -150,10 +148,7 @@ def _draw(auroc: pd.DataFrame, path: str) -> None:
         drawing.savefig(temporary, dpi=160, format="png")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.probe MODEL`` and the options of ``probe``."""
-    run_command("probe", probe, arguments)
-
+main = command("probe", probe)
 
 if __name__ == "__main__":
     main()

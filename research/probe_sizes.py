@@ -5,7 +5,6 @@ python -m research.probe_sizes --figure research/notebook/probe-sizes.png
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,7 @@ import pandas as pd
 
 from pacmr_lightning.files import replacing
 
-from . import run_command
+from . import command
 
 NUMBERS = Path(__file__).parent / "numbers" / "probe-sizes.csv"
 """Rows of ``research.probe --output`` of each model and data set."""
@@ -61,10 +60,7 @@ def probe_sizes(*, figure: str) -> None:
         drawing.savefig(temporary, dpi=160, format="png")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.probe_sizes --figure FILE``."""
-    run_command("probe_sizes", probe_sizes, arguments)
-
+main = command("probe_sizes", probe_sizes)
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,6 @@ python -m research.real_text --figure docs/real-text.png
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -17,7 +16,7 @@ from matplotlib.ticker import StrMethodFormatter
 from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.figures import COLORS
 
-from . import run_command
+from . import command
 
 BLUE, ORANGE, GREEN, PINK, _, SKY, _ = COLORS
 NUMBERS = Path(__file__).parent / "numbers"
@@ -94,10 +93,7 @@ def real_text(*, figure: str) -> None:
         drawing.savefig(temporary, dpi=200, format="png")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.real_text --figure FILE``."""
-    run_command("real_text", real_text, arguments)
-
+main = command("real_text", real_text)
 
 if __name__ == "__main__":
     main()

@@ -36,7 +36,7 @@ from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, Unweighted, Weighting
 from pacmr_lightning.weighting.features import PAPER
 
-from . import run_command
+from . import command
 from .formulas import noisy_posterior, two_rate_log_ratio
 
 RATIOS, CALIBRATION, RELIABILITY, PAIRS = "weight-ratios", "calibration", "reliability", "pairs.parquet"
@@ -487,10 +487,7 @@ def _panels(runs: int, rows: int) -> tuple[Figure, list[tuple[Axes, ...]]]:
     return figure, axes[:runs]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.theory RUN [RUN ...] --output FOLDER`` and the options of ``theory_check``."""
-    run_command("theory", theory_check, arguments)
-
+main = command("theory", theory_check)
 
 if __name__ == "__main__":
     main()

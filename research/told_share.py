@@ -7,7 +7,6 @@ python -m research.told_share --figure research/notebook/told-share.png
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -17,7 +16,7 @@ import pandas as pd
 from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.figures import COLORS, MARKERS
 
-from . import run_command
+from . import command
 from .frontier import label_ends
 
 NUMBERS = Path(__file__).parent / "numbers"
@@ -72,10 +71,7 @@ def told_share(*, figure: str) -> None:
         drawing.savefig(temporary, dpi=200, format="png")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.told_share --figure FILE``."""
-    run_command("told_share", told_share, arguments)
-
+main = command("told_share", told_share)
 
 if __name__ == "__main__":
     main()

@@ -2,16 +2,17 @@
 scripts have the options named.
 """
 
+import inspect
 import json
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pacmr_lightning.cli import RUNS, TOOLS
+from pacmr_lightning.cli import RUNS, TOOLS, tool_of
+from pacmr_lightning.command_line.help_pages import takes_words
 from pacmr_lightning.command_line.parser import ToolParser
 from pacmr_lightning.command_line.short_forms import expanded
 from pacmr_lightning.commands.fit import parser_of
@@ -71,7 +72,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", commands("pacmr "))
-def test_it_is_taken(words, here, monkeypatch, capsys):
+def test_it_is_taken(words, here):
     _, command, *words = words
     if command in RUNS:
         rest = ["--config", "tldr/preference"] if "..." in words else []
@@ -81,17 +82,11 @@ def test_it_is_taken(words, here, monkeypatch, capsys):
     assert command in TOOLS
     if "..." in words:
         pytest.skip("the rest of the command is the reader's")
-    module = import_module(f"pacmr_lightning.commands.{command.replace('-', '_')}")
-    taken = []
-
-    def parse(name, function, arguments, *, positional=False):
-        parser = ToolParser(exit_on_error=False)
-        parser.add_function_arguments(function, as_positional=positional)
-        taken.append(parser.parse_args(arguments))
-
-    monkeypatch.setattr(module, "run_tool", parse)
-    module.main(words)
-    assert len(taken) == 1
+    _, function, arguments = tool_of([command, *words])
+    parser = ToolParser(exit_on_error=False)
+    positional = takes_words(inspect.signature(function).parameters)
+    parser.add_function_arguments(function, as_positional=positional)
+    parser.parse_args(arguments)
 
 
 def configs() -> list:

@@ -37,7 +37,7 @@ def learn(tmp_path, monkeypatch, capsys, tiny_llama, write_rows):
     example = import_module("reward_model")
 
     def call(*words):
-        run_tool("reward_model", example.reward_model, ["model", *words], positional=True)
+        run_tool("reward_model", example.reward_model, ["model", *words])
         return capsys.readouterr().out
 
     return SimpleNamespace(call=call, rows=rows, fit_head=example.fit_head)

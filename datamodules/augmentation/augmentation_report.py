@@ -1,7 +1,5 @@
 """The Markdown report of ``pacmr augment``."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files of augmented prompts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Paraphrases of prompts by a chat model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

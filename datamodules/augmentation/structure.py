@@ -4,8 +4,6 @@ The frame stays byte for byte as in training: turn markers of HH transcripts, he
 breaks, list marks, and the whitespace around every content.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple

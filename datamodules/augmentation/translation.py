@@ -1,7 +1,5 @@
 """Back-translation of prompts through Chinese, sentence by sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 from .rewriter import Rewriter, Rewriting
@@ -82,17 +80,9 @@ class BackTranslation(Rewriter):
                     f"{option} is {value}, but it has no effect with sample {str(sample).lower()}; leave one "
                     "of them out."
                 )
-        for is_wrong, sentence in (
-            (
-                batch_size < 1,
-                f"batch_size is {batch_size}, but at least 1 sentence must be translated at a time",
-            ),
-            (num_beams < 1, f"num_beams is {num_beams}, but at least 1 beam is needed"),
-            (temperature <= 0, f"temperature is {temperature}, but it must be above 0"),
-            (not 0 < top_p <= 1, f"top_p is {top_p}, but it must lie in (0, 1]"),
-        ):
-            if is_wrong:
-                raise UserError(f"{sentence}.")
+        check_at_least(1, batch_size=batch_size, num_beams=num_beams)
+        check_within("(0, inf)", temperature=temperature)
+        check_within("(0, 1]", top_p=top_p)
         self.batch_size = batch_size
         self.decoding: dict[str, Any] = {"num_beams": num_beams}
         if sample:

@@ -1,7 +1,5 @@
 """Translation in one direction with a sequence-to-sequence model of transformers."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import warnings

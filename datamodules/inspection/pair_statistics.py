@@ -1,7 +1,5 @@
 """Statistics of preference data under a tokenizer: kept pairs, lengths, repeats, shared prompts, advice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Printed rows, token by token, as the model sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.padding import Padding

@@ -1,7 +1,5 @@
 """Base class of label noise, and its calibration to a noise rate."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ import numpy as np
 from datasets import Dataset
 from scipy.optimize import brentq
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_within
 from pacmr_lightning.recorded import Recorded
 
 from ..hashing import unit_hash
@@ -53,20 +51,14 @@ class LabelNoise(Recorded, ABC):
         return flips
 
 
-def check_rate(option: str, rate: float) -> None:
-    """Raise a UserError unless the option is a flip probability in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise UserError(
-            f"{option} is {rate}, but as a share of labels it must lie in [0, 1); use 0.2 for 20%."
-        )
+def check_rates(**rates: float) -> None:
+    """Raise a UserError unless options are flip probabilities in [0, 1)."""
+    check_within("[0, 1)", "; use 0.2 for 20%", **rates)
 
 
-def check_share(share: float) -> None:
-    """Raise a UserError unless ``share`` lies above 0 and below 0.5."""
-    if not 0 < share < 0.5:
-        raise UserError(
-            f"share is {share}, but the expected noise rate must be above 0 and below 0.5; use 0.3 for 30%."
-        )
+def check_share(share: float | None) -> None:
+    """Raise a UserError unless ``share``, an expected noise rate, lies above 0 and below 0.5 or is None."""
+    check_within("(0, 0.5)", ", as an expected noise rate; use 0.3 for 30%", share=share)
 
 
 def calibrated(

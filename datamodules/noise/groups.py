@@ -1,7 +1,5 @@
 """Label noise that differs between categories or annotators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -9,10 +7,10 @@ import numpy as np
 from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_info
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_within
 
 from ..hashing import unit_hash
-from .base import LabelNoise, calibrated, check_rate, check_share
+from .base import LabelNoise, calibrated, check_rates, check_share
 
 
 class CategoryNoise(LabelNoise):
@@ -29,11 +27,9 @@ class CategoryNoise(LabelNoise):
         self, rates: dict[str, float] | None = None, others: float = 0.0, share: float | None = None
     ):
         _check_one("CategoryNoise", "rates", rates, share)
-        check_rate("others", others)
+        check_rates(others=others, **{f"rates of {name!r}": rate for name, rate in (rates or {}).items()})
         if share is not None and others:
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
-        for category, value in (rates or {}).items():
-            check_rate(f"rates of {category!r}", value)
         self.rates = rates or {}
         self.others = others
         self.share = share
@@ -72,12 +68,8 @@ class AnnotatorNoise(LabelNoise):
         annotators: int | None = None,
     ):
         _check_one("AnnotatorNoise", "reliabilities", reliabilities, share)
-        for name, value in (reliabilities or {}).items():
-            if not 0 <= value <= 1:
-                raise UserError(
-                    f"reliabilities of {name!r} is {value}, but as a probability that a label is right it "
-                    "must lie in [0, 1]; 0.5 is a guess."
-                )
+        named = {f"reliabilities of {name!r}": value for name, value in (reliabilities or {}).items()}
+        check_within("[0, 1]", "; 0.5 is a guess", **named)
         if annotators is not None and (annotators < 1 or reliabilities is not None):
             raise UserError(
                 f"annotators is {annotators}, but it must be at least 1, and stays out where reliabilities "
@@ -147,8 +139,7 @@ def _check_one(kind: str, option: str, value: dict[str, float] | None, share: fl
         raise UserError(
             f"{kind} has {option} {value} and share {share}; give one of the two, such as share 0.3."
         )
-    if share is not None:
-        check_share(share)
+    check_share(share)
 
 
 def _some(names: Sequence[str | None]) -> str:

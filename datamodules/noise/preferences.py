@@ -1,7 +1,5 @@
 """Label noise that depends on the reward difference or on a surface feature of the responses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit, log_expit, logit
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_within
 
 from ..prompts import split_row
 from ..row_values import values_of
@@ -60,10 +58,8 @@ class TemperatureLabels(LabelNoise):
             raise UserError(
                 f"TemperatureLabels has tau {tau} and share {share}; give one of the two, such as tau 3."
             )
-        if tau is not None and not 0 < tau < math.inf:
-            raise UserError(f"tau is {tau}, but a temperature is a number above 0; 1 leaves labels as found.")
-        if share is not None:
-            check_share(share)
+        check_within("(0, inf)", "; 1 leaves labels as found", tau=tau)
+        check_share(share)
         self.tau = tau
         self.share = share
 

@@ -1,7 +1,5 @@
 """Label noise at one or two rates, or from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from datasets import Dataset
@@ -12,7 +10,7 @@ from ..hashing import unit_hash
 from ..prompts import split_row
 from ..reading import numbered_rows
 from ..row_values import values_of
-from .base import LabelNoise, check_rate
+from .base import LabelNoise, check_rates
 
 
 def noise_from_options(
@@ -41,7 +39,7 @@ class SymmetricNoise(LabelNoise):
     rate: float
 
     def __init__(self, rate: float):
-        check_rate("noise_rate", rate)
+        check_rates(noise_rate=rate)
         self.rate = rate
 
     def probabilities(self, rows: Dataset) -> list[float]:
@@ -62,7 +60,7 @@ class TwoRateNoise(LabelNoise):
         if len(rates) != 2:
             raise UserError(f"noise_rates is {list(rates)}, but two rates are needed, such as [0.1, 0.3].")
         for value in rates:
-            check_rate("noise_rates", value)
+            check_rates(**{"one of noise_rates": value})
         self.rates = rates
 
     def probabilities(self, rows: Dataset) -> list[float]:

@@ -1,7 +1,5 @@
 """Pictures of weights for loggers: one panel each, readable at 400 pixels, on axes that stay over a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Agreement of a policy's preferences under original and augmented prompts (appendix of Qu et al.)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, logit
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..modules import PreferenceModule
 from ..runs.finished_run import PreferenceData, ready
 from .last_pass import log_probs
@@ -111,5 +109,4 @@ def check_taus(taus: Sequence[float]) -> None:
     if not taus:
         raise UserError("taus is empty, but at least one confidence threshold is needed, such as 0.6.")
     for tau in taus:
-        if not 0.5 <= tau < 1:
-            raise UserError(f"taus has {tau}, but each must be at least 0.5 and below 1 (Qu et al. use 0.6).")
+        check_within("[0.5, 1)", " (Qu et al. use 0.6)", **{"one of taus": tau})

@@ -1,7 +1,5 @@
 """Figure of pseudo-label quality against coverage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path

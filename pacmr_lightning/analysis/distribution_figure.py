@@ -1,7 +1,5 @@
 """Figure of weight distributions of unflipped and flipped pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Values of all training pairs under the trained policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

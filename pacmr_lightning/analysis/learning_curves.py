@@ -1,7 +1,5 @@
 """Figure of several runs: reward or margin, accuracy, and weights of pairs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

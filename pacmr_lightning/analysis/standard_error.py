@@ -1,7 +1,5 @@
 """Standard error of a mean over pairs that share prompts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

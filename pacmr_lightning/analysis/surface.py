@@ -1,7 +1,5 @@
 """Weight surface of a trained VNet over (Delta, u) or two other features."""
 
-from __future__ import annotations
-
 import copy
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Figures of a, b and g over (Delta, u), or of g over other features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

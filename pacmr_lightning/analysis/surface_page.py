@@ -1,7 +1,5 @@
 """Weight functions of several runs on one page, and their distances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +9,7 @@ import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
 from ..errors import UserError
-from ..files import replacing, save_figure
+from ..files import save_figure, write_frame
 from .surface import Surface, load_surface, steps_of
 
 
@@ -42,8 +40,7 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     save_figure(draw_page(laid_out, names), path.with_suffix(""))
     table = pairwise_distances(laid_out, names)
     if len(table):
-        with replacing(path.with_suffix(".csv")) as temporary:
-            table.to_csv(temporary, index=False)
+        write_frame(path.with_suffix(".csv"), table)
     return table
 
 

@@ -1,9 +1,6 @@
 """Votes of judges on some training pairs, which a score chooses."""
 
-from __future__ import annotations
-
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from ..datamodules.prompts import split_row
 from ..datamodules.row_values import values_of
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.judge_calls import calls
-from ..evaluation.judging import Comparison, Preference
+from ..evaluation.judging import Comparison, Preference, requests_without_answer
 from .noise_rate import NoiseRate
 from .options import AuditOptions
 
@@ -64,13 +61,8 @@ def ask_judges(
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)
             votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
-            opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
-            missing = Counter(opinion.problem for opinion in opinions if opinion.answer is None)
-            if missing:
-                notes.append(
-                    f"{judge.name}: {missing.total()} requests failed (mostly: "
-                    f"{missing.most_common(1)[0][0]}); the same command repeats them."
-                )
+            if failed := requests_without_answer(verdicts):
+                notes.append(f"{judge.name}: {failed}; the same command repeats them.")
     return votes, notes
 
 

@@ -1,7 +1,5 @@
 """Cleaned pairs: written to a file, and uploaded with a dataset card."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.metadata
 import json

@@ -9,8 +9,6 @@ divided by its root mean square. w and b are the maximum a posteriori under Gaus
 does not change the ranking, but without it w would be wrong for pairs that were selected by their score.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from datasets import Dataset

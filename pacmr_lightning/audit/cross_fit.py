@@ -1,7 +1,5 @@
 """Cross-fitting: u by two DPO policies, each trained on the other half of the prompts."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import logging
@@ -19,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from ..analysis.last_pass import last_pass
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
-from ..files import replacing
+from ..files import replacing, write_frame
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
@@ -90,8 +88,7 @@ class CrossFit:
             del module
             gc.collect()  # frees memory for the other policy
         frame = pd.concat(parts).sort_index()
-        with replacing(self.path) as temporary:
-            frame.to_parquet(temporary)
+        write_frame(self.path, frame)
         return frame["u"]
 
     def _trained(self, half: int, learned: list[int]) -> PreferenceModule:

@@ -1,7 +1,5 @@
 """Manual review: random samples, Label Studio 1.x tasks, and files of decisions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

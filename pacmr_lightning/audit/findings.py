@@ -1,7 +1,5 @@
 """Suspected label errors: ranks, probabilities, threshold, and the quality of each score."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,9 +5,7 @@
 A k above ``TYPICAL`` has a weak prior, normal in log k, since the maximum-likelihood k can be infinite.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +13,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import beta
 
-HIGHEST = 0.499
-"""Bound of the noise rate eps: at one half labels carry no information."""
+LOWEST, HIGHEST = 1e-6, 0.499
+"""Bounds of the noise rate eps: its logarithm is finite, and at one half labels carry no information."""
 STEEPEST = 100.0
 """Bound of k, per mean of abs(u)."""
 TYPICAL = 1.5
@@ -38,18 +36,23 @@ def share_against(rate: np.ndarray | float, slope: float, size: np.ndarray) -> n
     return rate + (1 - 2 * rate) * expit(-slope * size)
 
 
-class Counts:
-    """Counts of disagreeing and agreeing labels, by groups and at most ``bins`` quantiles of abs(u)."""
+def quantiles(size: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return (N,) bins of abs(u), at most ``bins``, their (B,) means over the overall mean, and that mean."""
+    unit = float(size.mean()) or 1.0
+    edges = np.unique(np.quantile(size, np.linspace(0, 1, bins + 1)[1:-1]))
+    places, count = np.searchsorted(edges, size, side="right"), len(edges) + 1
+    means = np.bincount(places, size, count) / np.maximum(np.bincount(places, minlength=count), 1)
+    return places, means / unit, unit
 
-    def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
-        size, self.against = np.abs(u), against_policy(u)
-        self.unit = size.mean() or 1.0
-        edges = np.unique(np.quantile(size, np.linspace(0, 1, bins + 1)[1:-1]))
-        places, count = np.searchsorted(edges, size, side="right"), len(edges) + 1
-        self.size = np.bincount(places, size, count) / np.maximum(np.bincount(places, minlength=count), 1)
-        self.size /= self.unit
-        self.cells = places if groups is None else groups * count + places
-        self.shape = (1 if groups is None else int(groups.max()) + 1, count)
+
+class Counts:
+    """Counts of disagreeing and agreeing labels, by (N,) numbered groups and ``quantiles`` of abs(u)."""
+
+    def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray):
+        self.against = against_policy(u)
+        places, self.size, self.unit = quantiles(np.abs(u), bins)
+        self.cells = groups * len(self.size) + places
+        self.shape = (int(groups.max()) + 1, len(self.size))
 
     def of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return two (G, B) counts, disagreeing and agreeing, of pairs with (N,) weights."""
@@ -61,9 +64,9 @@ class Counts:
         return against, agreeing
 
 
-def resampled_prompts(prompts: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield (N,) pair weights of a bootstrap over prompts numbered from 0."""
-    rng = np.random.default_rng(seed)
+def resampled_prompts(prompts: np.ndarray, resamples: int) -> Iterator[np.ndarray]:
+    """Yield (N,) pair weights of a bootstrap over prompts numbered from 0, the same in each call."""
+    rng = np.random.default_rng(0)
     number = int(prompts.max()) + 1
     shares = np.full(number, 1 / number)
     for _ in range(resamples):
@@ -74,16 +77,16 @@ def fit_curve(
     size: np.ndarray,
     against: np.ndarray,
     agreeing: np.ndarray,
+    start: tuple[float, float],
     *,
-    rates: tuple[float, float] = (0.0, HIGHEST),
+    rates: tuple[float, float] = (LOWEST, HIGHEST),
     slopes: tuple[float, float] = (0.0, STEEPEST),
-    starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
-) -> tuple[np.ndarray, float, float]:
-    """Return the most probable eps of each of G groups, their common k, and minus the log-likelihood.
+) -> tuple[np.ndarray, float]:
+    """Return the most probable eps of each of G groups, and their common k.
 
     ``size`` is (B,) abs(u) of bins in units of its mean, ``against`` and ``agreeing`` (G, B) counts, which
-    may be weighted. Equal bounds ``rates`` or ``slopes`` fix eps or k; the search begins from each (eps, k)
-    of ``starts``.
+    may be weighted. Equal bounds ``rates`` or ``slopes`` fix eps or k; the search begins at ``start`` (eps
+    and k).
     """
     groups = len(against)
 
@@ -98,19 +101,9 @@ def fit_curve(
         gradient[-1] += by_slope
         return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + prior, gradient
 
-    bounds = [rates] * groups + [slopes]
-    fits = [
-        minimize(
-            loss,
-            np.append(np.full(groups, np.clip(rate, *rates)), np.clip(slope, *slopes)),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-        )
-        for rate, slope in starts
-    ]
-    best = min(fits, key=lambda fit: fit.fun)
-    return best.x[:-1], float(best.x[-1]), float(best.fun - prior_of_slope(best.x[-1])[0])
+    first = np.append(np.full(groups, np.clip(start[0], *rates)), np.clip(start[1], *slopes))
+    best = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=[rates] * groups + [slopes]).x
+    return best[:-1], float(best[-1])
 
 
 def prior_of_slope(slope: float) -> tuple[float, float]:
@@ -151,7 +144,7 @@ def goodness_of_fit(
     variance = np.maximum(p * (1 - p), 1e-9)
     residual = against - p
     free = []  # derivatives of p by fitted parameters; one at its bound is not fitted
-    if not known and 0 < rate < HIGHEST:
+    if not known and LOWEST < rate < HIGHEST:
         free.append(1 - 2 * unsure)
     if 0 < slope * size.mean() < STEEPEST:
         free.append(-(1 - 2 * rate) * size * unsure * (1 - unsure))

@@ -1,11 +1,9 @@
 """Noise rate of each category and annotator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
-from .flip_curve import HIGHEST, STEEPEST, Counts, fit_curve, resampled_prompts
+from .flip_curve import STEEPEST, Counts, fit_curve, resampled_prompts
 from .noise_rate import RESAMPLES, NoiseRate
 
 GROUPINGS = ("category", "annotator")
@@ -16,7 +14,7 @@ _BINS = 64
 
 
 def group_reliability(
-    pairs: pd.DataFrame, u: np.ndarray, rate: NoiseRate, resamples: int = RESAMPLES, seed: int = 0
+    pairs: pd.DataFrame, u: np.ndarray, rate: NoiseRate, resamples: int = RESAMPLES
 ) -> pd.DataFrame:
     """Return suspected errors and noise rate of each group, one row per group, the highest rate first.
 
@@ -48,7 +46,7 @@ def group_reliability(
             flipped=("known", "mean"),
             **learned,
         ).reset_index()
-        fitted = _fitted(numbers.ngroup().to_numpy(), u, pairs["prompt"].to_numpy(), rate, resamples, seed)
+        fitted = _fitted(numbers.ngroup().to_numpy(), u, pairs["prompt"].to_numpy(), rate, resamples)
         for place, (name, values) in enumerate(zip(("expected", "low", "high"), fitted, strict=True)):
             table.insert(4 + place, name, values)
         table.insert(0, "grouping", grouping)
@@ -59,7 +57,7 @@ def group_reliability(
 
 
 def _fitted(
-    groups: np.ndarray, u: np.ndarray, prompts: np.ndarray, rate: NoiseRate, resamples: int, seed: int
+    groups: np.ndarray, u: np.ndarray, prompts: np.ndarray, rate: NoiseRate, resamples: int
 ) -> np.ndarray:
     """(3, G) eps, with the ends of its interval."""
     sizes = np.bincount(groups)
@@ -78,15 +76,10 @@ def _fitted(
         slopes = (0.0, STEEPEST)
         if rate.known:
             whole = against.sum(0, keepdims=True), agreeing.sum(0, keepdims=True)
-            slopes = (fit_curve(counts.size, *whole, rates=(rate.rate, rate.rate), starts=[start])[1],) * 2
-        rates, slope, _ = fit_curve(
-            counts.size, against, agreeing, rates=(0.0, HIGHEST), slopes=slopes, starts=[start]
-        )
-        return rates, slope
+            slopes = (fit_curve(counts.size, *whole, start, rates=(rate.rate, rate.rate))[1],) * 2
+        return fit_curve(counts.size, against, agreeing, start, slopes=slopes)
 
     found[0, large], slope = fit(np.ones(kept.sum()), (rate.rate, rate.slope * counts.unit))
-    drawn = [
-        fit(weights, (rate.rate, slope))[0] for weights in resampled_prompts(prompts[kept], resamples, seed)
-    ]
+    drawn = [fit(weights, (rate.rate, slope))[0] for weights in resampled_prompts(prompts[kept], resamples)]
     found[1:, large] = np.quantile(drawn, (0.025, 0.975), axis=0)
     return found

@@ -1,7 +1,5 @@
 """An audit as one self-contained HTML file; all texts of rows are escaped."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -30,6 +28,7 @@ from .group_reliability import LEAST
 from .noise_rate import Judged
 from .scorers import SCORES, VOTE
 from .suspect_traits import LEVEL
+from .votes import JUDGES, judges_cells
 from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
 
 GROUPS = 100
@@ -212,14 +211,8 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
 def _judges_table(judged: Judged | None) -> _Table | None:
     if judged is None:
         return None
-    heading = ["judge", "pairs", "for the label", "against it", "no verdict", "reliability", "95% interval"]
-    rows = []
-    row: Any  # its fields are the columns
-    for row in judged.table.itertuples():
-        counts = (row.pairs, row.for_label, row.against_label, row.none)
-        cells = [row.judge, *(f"{count:,}" for count in counts)]
-        rows.append([*cells, f"{row.reliability:.1%}", f"{row.low:.1%} to {row.high:.1%}"])
-    return _Table(heading, rows, ["Reliability is the probability that a verdict names the better response."])
+    note = "Reliability is the probability that a verdict names the better response."
+    return _Table(JUDGES, judges_cells(judged.table), [note])
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:

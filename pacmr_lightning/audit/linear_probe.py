@@ -1,7 +1,5 @@
 """Linear probe: Bradley-Terry with a linear reward on hidden states, cross-fitted over prompts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -7,9 +7,6 @@ over resamples, since a single k could be overconfident. eps is too high for a p
 and too low for one that has memorised labels, unless ``own_pull`` is subtracted from u.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -21,18 +18,17 @@ from scipy.stats import binomtest
 from ..analysis.standard_error import clustered_standard_error
 from .flip_curve import (
     HIGHEST,
-    Counts,
+    LOWEST,
     GoodnessOfFit,
     against_policy,
-    fit_curve,
     goodness_of_fit,
     resampled_prompts,
     share_against,
 )
 from .scorers import BASIS, Scorer
+from .votes import Cells, Evidence, judges_table
 
 RESAMPLES = 200
-_BINS = 256
 
 
 @dataclass(frozen=True)
@@ -116,46 +112,58 @@ def estimate_noise_rate(
     prompts: np.ndarray,
     known: float | None = None,
     resamples: int = RESAMPLES,
-    seed: int = 0,
+    evidence: Evidence | None = None,
 ) -> NoiseRate:
-    """Fit the noise rate, or only k if it is ``known``, to (N,) u under the labels and prompt numbers from 0.
+    """Fit the model of ``votes``: eps (unless ``known``), k, and reliabilities of judges.
 
-    Pairs of one prompt are resampled together.
+    ``u`` is (N,) scores under the labels, ``prompts`` (N,) numbers from 0; pairs of one prompt are resampled
+    together. Without ``evidence`` only u counts. With judges the curve of the result is that of the log-odds
+    of u and votes together, whose slope is 1.
     """
-    size, against = np.abs(u), against_policy(u)
-    counts = Counts(u, _BINS)
-    whole = counts.of(np.ones(len(u)))
-    among = (0.0, HIGHEST) if known is None else (known, known)
-    (rate,), slope, loss = fit_curve(counts.size, *whole, rates=among)
-    _, _, clean_loss = fit_curve(counts.size, *whole, rates=(0.0, 0.0))
-    penalty = np.log(len(u))
+    evidence = evidence or Evidence.none(len(u))
+    cells = Cells(u, evidence.votes, evidence.truth)
+    whole = cells.counts(np.ones(len(u)))
+    among = (LOWEST, HIGHEST) if known is None else (known, known)
+    best, loss = cells.fit(whole, among)
+    clean_loss, random_loss = (cells.fit(whole, (rate, rate))[1] for rate in (LOWEST, 0.5))
+    start = np.maximum(best, 0.02)
+    draws = [cells.fit(cells.counts(w), among, [start])[0] for w in resampled_prompts(prompts, resamples)]
+    scale = np.array([1, 1 / cells.unit, *[1] * len(evidence.judges)])
+    best, drawn = best * scale, np.reshape(draws, (-1, len(best))) * scale
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    effect = design_effect(against, prompts)
-    start = [(max(rate, 0.02), slope)]
-    draws = []
-    for weights in resampled_prompts(prompts, resamples, seed):
-        (again,), steepness, _ = fit_curve(counts.size, *counts.of(weights), rates=among, starts=start)
-        draws.append((again, steepness / counts.unit))
-    separates = bool(2 * (len(u) * np.log(2) - min(loss, clean_loss)) / effect > penalty)
-    slope /= counts.unit
+    penalty, effect = np.log(len(u)), design_effect(against_policy(u), prompts)
+    separates = bool(2 * (random_loss - min(loss, clean_loss)) / effect > penalty)
+    rate, slope = float(best[0]), float(best[1])
+    judged, score = None, u
+    if evidence.judges:
+        score = slope * u + evidence.votes @ logit(best[2:])
+        wrong = np.zeros(len(u))
+        for eps, k, *a in drawn:
+            wrong += expit(logit(eps) - k * u - evidence.votes @ logit(a)) / len(drawn)
+        judged, slope = Judged(judges_table(evidence, best, drawn), score, wrong), 1.0
+    size, against = np.abs(score), against_policy(score)
     fit = GoodnessOfFit(np.nan, 0)
     if separates:
         fit = goodness_of_fit(size, against, prompts, rate, slope, known is not None)
     return NoiseRate(
-        rate=float(rate),
-        slope=float(slope),
+        rate=rate,
+        slope=slope,
         separates=separates,
         gain=float(2 * (clean_loss - loss) / effect - penalty),
         tenths=tenths(size, against, prompts, rate, slope),
         fit=fit,
-        draws=np.array(draws),
+        draws=drawn,
         known=known is not None,
+        judged=judged,
     )
 
 
-def rate_by(pairs: pd.DataFrame, scorer: Scorer, known: float | None = None) -> NoiseRate:
+def rate_by(
+    pairs: pd.DataFrame, scorer: Scorer, known: float | None = None, evidence: Evidence | None = None
+) -> NoiseRate:
     """Return the noise rate by one of the scores of N pairs; see ``estimate_noise_rate``."""
-    return estimate_noise_rate(pairs[BASIS[scorer]].to_numpy(), pairs["prompt"].to_numpy(), known)
+    u, prompts = (pairs[name].to_numpy() for name in (BASIS[scorer], "prompt"))
+    return estimate_noise_rate(u, prompts, known, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -253,7 +261,7 @@ def decide(
     fallback_noise_rate: float | None,
     memorised: bool,
     read: SampleEstimate | None = None,
-    estimate: Callable[[float | None], NoiseRate] | None = None,
+    evidence: Evidence | None = None,
 ) -> DecidedRate:
     """Return the noise rate to use: the given one, else the estimate, which takes decisions in, too.
 
@@ -261,16 +269,14 @@ def decide(
     one by ``memorised`` labels.
 
     ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
-    ``estimate`` takes a known rate or None; default: ``rate_by``.
     """
-    alone = estimate is None
-    estimate = estimate or partial(rate_by, pairs, scorer)
+    estimate = partial(rate_by, pairs, scorer, evidence=evidence)
     notes: list[str] = []
     sample: pd.DataFrame | None = None
     if read is not None and read.read:
         own = rate_by(pairs, scorer)
         sample = read.table(own)
-        found = own if alone and noise_rate is None else estimate(noise_rate)
+        found = own if evidence is None and noise_rate is None else estimate(noise_rate)
         low, high = read.interval
         agrees = found.identified and not memorised and low <= found.rate <= high
         if noise_rate is None and not agrees and read.told is not None:

@@ -1,14 +1,13 @@
 """Options of an audit, checked before any computation."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_within
+from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge, check_distinct
 from ..files import check_writable
 from ..numerics import AskedDtype
@@ -97,17 +96,10 @@ class AuditOptions:
     completion_price: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("top", "sample"):
-            if (number := getattr(self, name)) < 0:
-                raise UserError(f"{name} is {number}, but it must be 0 or more.")
-        if not 0 < self.threshold < 1:
-            raise UserError(f"threshold is {self.threshold}, but a probability is above 0 and below 1.")
-        for name in ("noise_rate", "fallback_noise_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 0.5:
-                raise UserError(f"{name} is {value}, but a noise rate is above 0 and below 0.5.")
-        if self.beta is not None and not self.beta > 0:
-            raise UserError(f"beta is {self.beta}, but it must be above 0 (DPO's is usually 0.1).")
+        check_at_least(0, top=self.top, sample=self.sample)
+        check_within("(0, 1)", threshold=self.threshold)
+        check_within("(0, 0.5)", noise_rate=self.noise_rate, fallback_noise_rate=self.fallback_noise_rate)
+        check_within("(0, inf)", " (DPO's is usually 0.1)", beta=self.beta)
         check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
         self._check_judges()
         if self.label_studio is not None and not self.label_studio.endswith(".json"):
@@ -123,12 +115,7 @@ class AuditOptions:
             if self.scorer == "judge":
                 raise UserError("scorer is judge, but judges is missing; add --judges+=EndpointJudge.")
         check_distinct(self.judges or ())
-        prices = (self.prompt_price, self.completion_price)
-        if prices.count(None) == 1 or any(price is not None and price < 0 for price in prices):
-            raise UserError(
-                f"prompt_price and completion_price are {prices[0]} and {prices[1]}, but they must both be 0 "
-                "or more, or both missing."
-            )
+        check_prices(self.prompt_price, self.completion_price)
 
     @property
     def score(self) -> Choice | None:

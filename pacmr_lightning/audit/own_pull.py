@@ -8,8 +8,6 @@ with p = -g dl/du. Over a run a pair's own term adds up to sum_t lr_t / N K_ii p
 D = -dp/du, so the fraction (1 - exp(-A D)) / (A D) of it remains at the end, A = sum_t lr_t / N K.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

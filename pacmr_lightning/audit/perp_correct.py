@@ -1,7 +1,5 @@
 """PerpCorrect: rounds of DPO on a few clean pairs and on labels corrected by log-perplexities."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable
@@ -19,8 +17,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from ..batch import PairBatch
-from ..errors import UserError
-from ..files import replacing
+from ..errors import UserError, check_within
+from ..files import write_frame, write_text
 from ..policy import PolicyModel
 from ..policy.token_layout import padded, row_multiple, separate_rows
 from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run, ready
@@ -167,9 +165,7 @@ class Rounds:
     epochs: int = 3
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not (value > 0 and math.isfinite(value)):
-                raise UserError(f"rounds.{name} is {value}, but it must be above 0.")
+        check_within("(0, inf)", **{f"rounds.{name}": value for name, value in asdict(self).items()})
         if (self.count - 1) * self.share > 1:
             raise UserError(
                 f"rounds.share is {self.share}, but the last of {self.count} rounds would then learn from "
@@ -236,8 +232,7 @@ class Rounds:
                 print(f"Round {i} of {self.count}: {len(learned[0])} labels kept, {len(learned[1])} swapped.")
                 write(folder / f"{i}.jsonl", *learned)
                 config = self.config(first, place, folder / f"{i}.jsonl")
-                with replacing(folder / f"{i}.yaml") as temporary:
-                    temporary.write_text(yaml.safe_dump(config), encoding="utf-8")
+                write_text(folder / f"{i}.yaml", yaml.safe_dump(config))
                 fit(place, ["--config", str(folder / f"{i}.yaml")])
                 _score(place, pairs)
             d = pd.read_parquet(place / _SCORES)["d"].to_numpy()
@@ -267,8 +262,7 @@ def _score(folder: Path, pairs: Any) -> None:
     """Write d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
     module, *_ = load_run(find_run(str(folder), "last"), as_trained=True)
     nll = pairs.values_as_trained(mean_nll, ready(module), f"Round {folder.name}")
-    with replacing(folder / _SCORES) as temporary:
-        pd.DataFrame({"d": (nll[:, 0] - nll[:, 1]).double().numpy()}).to_parquet(temporary)
+    write_frame(folder / _SCORES, pd.DataFrame({"d": (nll[:, 0] - nll[:, 1]).double().numpy()}))
     del module
     gc.collect()  # frees memory for the next round
 

@@ -1,7 +1,5 @@
 """The whole audit: scores, noise rate, findings and files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass
@@ -13,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ..datamodules import Source, pairs_of
+from ..datamodules.row_values import readable_texts
 from ..errors import UserError
-from ..files import check_writable, content_digest, replacing, write_json
+from ..files import check_writable, content_digest, write_frame, write_json, write_text
 from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
@@ -24,12 +23,12 @@ from .combination import ENOUGH, VIEWS, combined_score
 from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
-from .noise_rate import NoiseRate, decide, estimate_noise_rate
+from .noise_rate import decide, estimate_noise_rate
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import BASIS, NAMES, VOTE, Scorer
 from .suspect_traits import label_rules, suspect_traits
-from .votes import Evidence, estimate_by_votes
+from .votes import Evidence
 from .words import rate_in_words
 
 RECORD = "audit.json"
@@ -178,12 +177,6 @@ def conclude(
         truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
     scorer = alone = scored.scorer if decided is None else _combine(scored, truth)
     evidence, asking = _evidence(scored, alone, truth, options, answers or folder / ANSWERS)
-
-    def estimate(known: float | None) -> NoiseRate:
-        u, prompts = (pairs[name].to_numpy() for name in (BASIS[alone], "prompt"))
-        assert evidence is not None
-        return estimate_by_votes(u, prompts, evidence, known)
-
     with waiting("Estimating the noise rate"):
         decision = decide(
             pairs,
@@ -192,7 +185,7 @@ def conclude(
             options.fallback_noise_rate,
             scored.memorised,
             None if decided is None else decided.estimate,
-            None if evidence is None else estimate,
+            evidence,
         )
         if decision.rate.judged is not None:
             pairs, scorer = pairs.assign(judged_u=decision.rate.judged.log_odds), "judge"
@@ -230,8 +223,7 @@ def conclude(
             (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
         )
         files["label_studio"] = Path(options.label_studio).expanduser()
-        with replacing(files["label_studio"]) as temporary:
-            temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        write_text(files["label_studio"], json.dumps(found, indent=1))
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
@@ -244,8 +236,6 @@ def conclude(
 def _combine(scored: ScoredPairs, truth: np.ndarray) -> Scorer:
     """Return "combined" with its column if there are ``ENOUGH`` decisions, else the scorer as it is."""
     pairs, name = scored.pairs, NAMES[scored.scorer]
-    if not set(VIEWS) <= set(pairs):
-        return scored.scorer
     if (number := np.count_nonzero(truth)) < ENOUGH:
         scored.notes.append(
             f"{number} labels are decided as right or wrong; from {ENOUGH} on they also improve the score."
@@ -294,7 +284,7 @@ def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
-    found = scored.source.texts(scored.rows, table["id"].tolist())
+    found = readable_texts(scored.rows, table["id"].tolist())
     return {
         name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))
         for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], found, strict=True)
@@ -303,13 +293,7 @@ def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str, Path]:
     files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
-    files["report.html"] = folder / "report.html"
-    for name, path in files.items():
-        with replacing(path) as temporary:
-            if name == "report.html":
-                temporary.write_text(page, encoding="utf-8")
-            elif path.suffix == ".csv":
-                tables[path.stem].to_csv(temporary, index=False)
-            else:
-                tables[path.stem].to_parquet(temporary, index=False)
-    return files
+    for path in files.values():
+        write_frame(path, tables[path.stem])
+    write_text(folder / "report.html", page)
+    return files | {"report.html": folder / "report.html"}

@@ -1,7 +1,5 @@
 """Scores of all training pairs, by a finished run or by a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from scipy.special import log_expit
 
 from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
+from ..datamodules.tokenized_source import tokenized_source
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
@@ -114,7 +113,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
     with waiting("Reading and tokenizing the pairs"):
-        data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
+        length = MAX_LENGTH if options.max_length is None else options.max_length
+        data = tokenized_source(source, names, length)
     tokens = data.rows
     _check_pairs(options, source, tokens["id"][:], data.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]

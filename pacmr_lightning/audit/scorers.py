@@ -1,7 +1,5 @@
 """Choices of ``pacmr audit --scorer``, and names of their scores."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Choice = Literal["vnet", "dpo", "policy", "pre_update", "probe", "judge"]

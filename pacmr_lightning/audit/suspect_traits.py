@@ -4,8 +4,6 @@ A policy that has learned a shortcut of the labellers ranks the pairs that break
 cannot show. Real quality looks the same, but nearly all labels follow a shortcut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

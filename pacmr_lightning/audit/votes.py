@@ -1,4 +1,4 @@
-"""The noise rate and P(wrong) from a score u, the votes of judges, and decisions of a person.
+"""The model of a score u, the votes of judges, and decisions of a person.
 
 A label is right with probability 1 - eps. Given that, three views of a pair are independent: u, by which it
 is right with log-odds k u before the label is known; the vote of each judge, for the better response with the
@@ -24,24 +24,13 @@ import pandas as pd
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
-from .flip_curve import (
-    HIGHEST,
-    STEEPEST,
-    GoodnessOfFit,
-    against_policy,
-    goodness_of_fit,
-    prior_of_slope,
-    resampled_prompts,
-)
-from .noise_rate import RESAMPLES, Judged, NoiseRate, design_effect, tenths
+from .flip_curve import STEEPEST, prior_of_slope, quantiles
 
 _BINS = 256
 _RELIABILITIES = (0.5, 0.99)
 """Bounds; a judge is no worse than chance."""
 _PERSON = 0.98
 """Reliability of a decision; at 1 a single slip on a confident pair would decide the fit."""
-_LOWEST = 1e-6
-"""Lower bound of eps, at which its logarithm is finite."""
 _STARTS = ((0.02, 1.0), (0.25, 1.0))
 _START = 0.75
 """Reliability at which a search begins."""
@@ -59,20 +48,22 @@ class Evidence:
     truth: np.ndarray
     """(N,) 1 if a person decided that the label is right, -1 for wrong, 0 for neither."""
 
+    @classmethod
+    def none(cls, pairs: int) -> Evidence:
+        """Return no votes and no decisions on N pairs."""
+        zeros = np.zeros(pairs, dtype=int)
+        return cls([], np.zeros((pairs, 0), dtype=int), zeros > 0, zeros)
 
-class _Cells:
+
+class Cells:
     """Pairs that are alike in label, votes, truth and quantile of abs(u), of which there are few kinds."""
 
     def __init__(self, u: np.ndarray, votes: np.ndarray, truth: np.ndarray):
-        size = np.abs(u)
-        self.unit = size.mean() or 1.0
-        edges = np.unique(np.quantile(size, np.linspace(0, 1, _BINS + 1)[1:-1]))
-        place = np.searchsorted(edges, size, side="right")
-        columns = np.column_stack([place, np.where(u < 0, -1, 1), truth, votes])
+        places, means, self.unit = quantiles(np.abs(u), _BINS)
+        columns = np.column_stack([places, np.where(u < 0, -1, 1), truth, votes])
         kinds, self.kind = np.unique(columns, axis=0, return_inverse=True)
         self.kind = self.kind.reshape(-1)
-        means = np.bincount(place, size) / np.maximum(np.bincount(place), 1)
-        self.u = kinds[:, 1] * means[kinds[:, 0]] / self.unit
+        self.u = kinds[:, 1] * means[kinds[:, 0]]
         self.truth, self.votes = kinds[:, 2], kinds[:, 3:]
 
     def counts(self, weights: np.ndarray) -> np.ndarray:
@@ -90,8 +81,8 @@ class _Cells:
         Reliabilities have the prior Beta(2, 2), as if each judge had been right once and wrong once before.
         """
         judges = self.votes.shape[1]
-        low, high = max(rates[0], _LOWEST), max(rates[1], _LOWEST)
-        lower, upper = (np.array([limits[i] for limits in self._bounds(low, high)]) for i in (0, 1))
+        bounds = [rates, (0.0, STEEPEST), *[_RELIABILITIES] * judges]
+        lower, upper = map(np.array, zip(*bounds, strict=True))
 
         def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
             rate, slope, a = parameters[0], parameters[1], parameters[2:]
@@ -114,16 +105,13 @@ class _Cells:
                 np.clip([*start, *[_START] * (judges + 2 - len(start))], lower, upper),
                 jac=True,
                 method="L-BFGS-B",
-                bounds=list(zip(lower, upper, strict=True)),
+                bounds=bounds,
                 options={"ftol": 1e-12, "gtol": 1e-6 * counts.sum(), "maxiter": 500},
             )
             for start in starts
         ]
         best = min(found, key=lambda fit: fit.fun)
         return best.x, float(-counts @ self._posterior(best.x[0], best.x[1], best.x[2:])[0])
-
-    def _bounds(self, low: float, high: float) -> list[tuple[float, float]]:
-        return [(low, high), (0.0, STEEPEST), *[_RELIABILITIES] * self.votes.shape[1]]
 
     def _posterior(self, rate: float, slope: float, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(C,) log-likelihoods, and P(right) by all views."""
@@ -136,64 +124,25 @@ class _Cells:
         return np.logaddexp(right, wrong), expit(right - wrong)
 
 
-def estimate_by_votes(
-    u: np.ndarray,
-    prompts: np.ndarray,
-    evidence: Evidence,
-    known: float | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> NoiseRate:
-    """Fit eps (unless ``known``), k and reliabilities to (N,) u under the labels, votes and decisions.
+JUDGES = ["judge", "pairs", "for the label", "against it", "no verdict", "reliability", "95% interval"]
+"""Headings of ``judges_cells``."""
 
-    With judges the curve of the result is that of the log-odds of u and votes together, whose slope is 1.
-    Pairs of one prompt are resampled together; BIC and bounds are those of ``estimate_noise_rate``.
-    """
-    cells = _Cells(u, evidence.votes, evidence.truth)
-    whole = cells.counts(np.ones(len(u)))
-    among = (0.0, HIGHEST) if known is None else (known, known)
-    best, loss = cells.fit(whole, among)
-    clean_loss = cells.fit(whole, (0.0, 0.0))[1]
-    random_loss = cells.fit(whole, (0.5, 0.5))[1]
-    drawn = np.array(
+
+def judges_cells(table: pd.DataFrame) -> list[list[str]]:
+    """Return the cells of ``judges_table`` as people read them."""
+    return [
         [
-            cells.fit(
-                cells.counts(weights), among, [np.clip(best, [0.02, 0.02, *[0.02] * len(best[2:])], None)]
-            )[0]
-            for weights in resampled_prompts(prompts, resamples, seed)
+            row["judge"],
+            *(f"{row[name]:,}" for name in ("pairs", "for_label", "against_label", "none")),
+            f"{row['reliability']:.1%}",
+            f"{row['low']:.1%} to {row['high']:.1%}",
         ]
-    )
-    scale = np.array([1, 1 / cells.unit, *[1] * len(evidence.judges)])
-    best, drawn = best * scale, drawn * scale
-    penalty, effect = np.log(len(u)), design_effect(against_policy(u), prompts)
-    separates = bool(2 * (random_loss - min(loss, clean_loss)) / effect > penalty)
-    rate, slope = float(best[0]), float(best[1])
-    log_odds = slope * u + evidence.votes @ logit(best[2:])
-    judged, score = None, u
-    if evidence.judges:
-        wrong = np.zeros(len(u))
-        for eps, k, *a in drawn:
-            wrong += expit(logit(eps) - k * u - evidence.votes @ logit(a)) / len(drawn)
-        judged, score, slope = Judged(_table(evidence, best, drawn), log_odds, wrong), log_odds, 1.0
-    size, against = np.abs(score), against_policy(score)
-    fit = GoodnessOfFit(np.nan, 0)
-    if separates:
-        fit = goodness_of_fit(size, against, prompts, rate, slope, known is not None)
-    return NoiseRate(
-        rate=rate,
-        slope=slope,
-        separates=separates,
-        gain=float(2 * (clean_loss - loss) / effect - penalty),
-        tenths=tenths(size, against, prompts, rate, slope),
-        fit=fit,
-        draws=drawn,
-        known=known is not None,
-        judged=judged,
-    )
+        for row in table.to_dict("records")
+    ]
 
 
-def _table(evidence: Evidence, best: np.ndarray, drawn: np.ndarray) -> pd.DataFrame:
-    """One row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
+def judges_table(evidence: Evidence, best: np.ndarray, drawn: np.ndarray) -> pd.DataFrame:
+    """Return one row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
     low, high = np.quantile(drawn[:, 2:], (0.025, 0.975), axis=0)
     votes, pairs = evidence.votes, int(evidence.asked.sum())
     return pd.DataFrame(

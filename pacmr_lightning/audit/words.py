@@ -1,7 +1,5 @@
 """Sentences of an audit: noise rate, limits, shortcuts, and traits of suspected label errors."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from math import isnan
 from typing import Any

@@ -1,7 +1,5 @@
 """One sentence for errors that a user can fix: bad input, full disk, out of memory, lost process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,12 +1,10 @@
 """Help of the commands on one page, read from the source of their functions: PyTorch is not imported."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,18 +46,19 @@ def run_page(command: str, told: str) -> str:
     return RUNS.format(command=command, told=told, more=PREDICT if command == "predict" else "")
 
 
+def takes_words(parameters: Iterable[str]) -> bool:
+    """Return whether required parameters are given without their names: not if the first is a source."""
+    return next(iter(parameters), None) != "source"
+
+
 def tool_page(command: str) -> str:
-    """Return the help of a command made by ``run_tool``: its docstring and options, with their defaults."""
-    file = PACKAGE / "commands" / f"{command.replace('-', '_')}.py"
-    [call] = [
-        node
-        for node in ast.walk(_parsed(file))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_tool" and _first(node) == command
-    ]
-    function, _ = _defined(file, ast.unparse(call.args[1]))
+    """Return the help of a command that ``run_tool`` runs: its docstring and options, with their defaults."""
+    name = command.replace("-", "_")
+    file = PACKAGE / "commands" / f"{name}.py"
+    function, _ = _defined(file, name)
     assert isinstance(function, ast.FunctionDef)
     options = list(_options(function, file))
-    positional = any(keyword.arg == "positional" for keyword in call.keywords)
+    positional = takes_words(option.name for option in options)
     required = [
         option.name.upper() + (" ..." if option.type.startswith("list") else "")
         for option in options
@@ -92,10 +91,6 @@ def tool_page(command: str) -> str:
 @cache
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _first(call: ast.Call) -> object:
-    return ast.literal_eval(call.args[0])
 
 
 def _told(node: ast.FunctionDef) -> str:

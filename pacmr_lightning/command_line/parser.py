@@ -1,7 +1,5 @@
 """Parsers of the commands: errors in one sentence, and options from a function's signature."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +8,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from .exceptions import construct, stop
+from .help_pages import takes_words
 from .output import only_results
 from .sentences import cause_of
 from .shipped_configs import with_files
@@ -93,19 +92,17 @@ class ToolParser(OneSentence):
         return super().add_argument(*args, **kwargs)
 
 
-def run_tool(
-    name: str, function: Callable[..., Any], arguments: list[str], *, positional: bool = False
-) -> Any:
+def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> Any:
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
-    Prints go to standard error, except those of ``print_result``. With ``positional``, parameters without a
-    default are positional, unless they are keyword-only.
+    Prints go to standard error, except those of ``print_result``. Parameters without a default are
+    positional, unless they are keyword-only or ``takes_words`` is false.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
         only_results()(function),
         args=arguments,
-        as_positional=positional,
+        as_positional=takes_words(inspect.signature(function).parameters),
         prog=f"pacmr {name}",
         description=told,
         parser_class=ToolParser,

@@ -1,7 +1,5 @@
 """Tables in the terminal."""
 
-from __future__ import annotations
-
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 

@@ -1,7 +1,5 @@
 """One sentence for jsonargparse's nested error messages, which list all guesses of a union."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Shipped configs, by name: ``preference``, ``methods/pacmr``."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

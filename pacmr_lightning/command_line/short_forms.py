@@ -1,7 +1,5 @@
 """Short forms of options: ``pacmr fit --model M --data rows.jsonl --method pacmr --output runs/mine``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches

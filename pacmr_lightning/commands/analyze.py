@@ -1,7 +1,5 @@
 """Command ``pacmr analyze``: prompt-augmentation consistency of policies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,10 +10,9 @@ from rich.console import Console
 
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..errors import UserError
-from ..files import check_writable, replacing
+from ..errors import UserError, check_at_least
+from ..files import check_writable, write_frame, write_text
 from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
 
@@ -74,8 +71,7 @@ def analyze(
     check_taus(taus)
     if not runs:
         raise UserError("runs is empty, but at least one folder of a preference run is needed.")
-    if seed < 0:
-        raise UserError(f"seed is {seed}, but it must be 0 or more.")
+    check_at_least(0, seed=seed)
     if augmentations is not None and split != "train":
         raise UserError(
             f"augmentations is {augmentations}, but it is for training pairs only; give the validation rows "
@@ -144,16 +140,13 @@ def _write(
 
     name = f"consistency-{split}"
     everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
-    with replacing(folder / f"pairs-{split}.parquet") as temporary:
-        everything.to_parquet(temporary, index=False)
-    with replacing(folder / f"{name}.csv") as temporary:
-        table.to_csv(temporary, index=False)
+    write_frame(folder / f"pairs-{split}.parquet", everything)
+    write_frame(folder / f"{name}.csv", table)
     lines = [
         "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
     ]
     lines += ["", *(f"- {note}" for note in notes)]
-    with replacing(folder / f"{name}.md") as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(folder / f"{name}.md", "\n".join(lines) + "\n")
     taus = sorted(set(table["tau"]))
     curves = {
         label: consistency_by_threshold(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()
@@ -172,8 +165,3 @@ def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
     console.print(f"Table, figure and values per pair: {folder}", highlight=False)
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr analyze RUN [RUN ...]`` and the options of ``analyze``."""
-    run_tool("analyze", analyze, arguments, positional=True)

@@ -1,28 +1,21 @@
 """Command ``pacmr audit``: suspected label errors of preference pairs, and cleaned pairs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
+from ..audit.votes import JUDGES, judges_cells
 from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_words, traits_in_words
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
 from ..errors import UserError
-from ..evaluation.judging import EndpointJudge, GoldJudge
-from ..evaluation.reward_model import RewardModelJudge
+from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..runs.hub_upload import check_repository
-
-# The judges are imported for their short names on the command line.
-__all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "audit", "main", "show"]
 
 _FORMS = {
     "suspected": ("suspected", "{:,}"),
@@ -102,7 +95,10 @@ def show(found: AuditResult) -> None:
     for scorer, by_scorer in findings.rates.items():
         print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if rate.judged is not None:
-        print_result(_judges_table(rate.judged.table))
+        judges = plain_table(*JUDGES)
+        for row_of_judge in judges_cells(rate.judged.table):
+            judges.add_row(*row_of_judge)
+        print_result(judges)
     if not rate.identified:
         untold = "--fallback_noise_rate" if rate.separates else "--noise_rate"
         say(
@@ -127,20 +123,3 @@ def show(found: AuditResult) -> None:
     )
     if found.cleaned is not None:
         say(found.cleaned.sentence, soft_wrap=True)
-
-
-def _judges_table(judges: pd.DataFrame) -> Table:
-    table = plain_table(
-        "judge", "pairs", "for the label", "against it", "none", "reliability", "95% interval"
-    )
-    row: Any  # its fields are the columns
-    for row in judges.itertuples():
-        counts = (row.pairs, row.for_label, row.against_label, row.none)
-        cells = [f"{count:,}" for count in counts] + [f"{row.reliability:.1%}"]
-        table.add_row(row.judge, *cells, f"{row.low:.1%} to {row.high:.1%}")
-    return table
-
-
-def main(arguments: list[str]) -> None:
-    """Run ``pacmr audit``."""
-    run_tool("audit", audit, arguments, positional=True)

@@ -1,14 +1,11 @@
 """Command ``pacmr augment``: augmented training prompts by back-translation, paraphrase or rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
 from jsonargparse import lazy_instance
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..datamodules.augmentation.augmentation_report import examples, summary
 from ..datamodules.augmentation.augmented_prompts import training_prompts, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
@@ -18,7 +15,7 @@ from ..datamodules.sources import Source
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..evaluation.response_files import answers_path
-from ..files import replacing
+from ..files import write_text
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 
@@ -80,16 +77,10 @@ def augment(
     )
     report = path.with_name(f"{path.stem}-report.md")
     text = summary(rows, about)
-    with replacing(report) as temporary:
-        temporary.write_text(text + examples(rows, seed), encoding="utf-8")
+    write_text(report, text + examples(rows, seed))
     print_result(text)
     if stored := sum(rewriting.stored for rewriting in rewritings.values()):
         print(f"{stored:,} of {len(rewritings):,} distinct pieces were stored by an earlier run.")
     print(f"Augmented prompts: {path}\nReport with examples: {report}")
     if answers.exists():
         print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr augment --source CLASS ... --output FILE``."""
-    run_tool("augment", augment, arguments)

@@ -1,8 +1,5 @@
 """Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
-from __future__ import annotations
-
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,6 @@ import pyarrow as pa
 from rich.table import Table
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import plain_row, write_table
@@ -20,22 +16,19 @@ from ..datamodules.row_values import values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
+from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
 from ..evaluation.judging import (
     Comparison,
-    EndpointJudge,
     PairJudge,
     Preference,
     Verdict,
     check_distinct,
+    requests_without_answer,
 )
 from ..evaluation.response_files import answers_path
-from ..evaluation.reward_model import RewardModelJudge
 from ..files import write_json_lines
-
-# The judges are imported for their short names on the command line.
-__all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
@@ -126,12 +119,8 @@ def clean_meta(
     unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
     if names and unseen:
         print(f"Not shown to the judges: the columns {' and '.join(sorted(unseen))}.")
-    opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
-    if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):
-        print(
-            f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]}); the same command "
-            "repeats them."
-        )
+    if failed := requests_without_answer(verdict for of in verdicts for verdict in of):
+        print(f"{failed}; the same command repeats them.")
     print_result(
         f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected."
     )
@@ -173,8 +162,3 @@ def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
             f"{sum(opinion.cached for opinion in opinions)} of {len(opinions)}",
         )
     return table
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr clean-meta --source CLASS --output FILE [--judges+=CLASS ...]``."""
-    run_tool("clean-meta", clean_meta, arguments)

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..runs.folder import SUMMARY, read_summary
 
@@ -154,8 +153,3 @@ def compare(
 
         draw_learning_curves(runs, figure)
         console.print(f"Figure: {figure}", highlight=False)
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr compare RUN [RUN ...]`` and the options of ``compare``."""
-    run_tool("compare", compare, arguments, positional=True)

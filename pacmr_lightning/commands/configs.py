@@ -1,11 +1,8 @@
 """Command ``pacmr configs``: list and copy the shipped configs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 from ..errors import UserError
 from ..files import replacing
@@ -57,11 +54,3 @@ def copy(name: str, file: str) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes((FOLDER / f"{shipped}.yaml").read_bytes())
     print(f"{file} is a copy of {shipped}; use it with --config {file}.")
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr configs``, and ``pacmr configs copy NAME FILE``."""
-    if arguments[:1] == ["copy"]:
-        run_tool("configs copy", copy, arguments[1:], positional=True)
-    else:
-        run_tool("configs", configs, arguments[1:] if arguments[:1] == ["list"] else arguments)

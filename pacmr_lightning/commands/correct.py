@@ -1,7 +1,5 @@
 """Command ``pacmr correct``: second-pass training on labels corrected by PerpCorrect."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,13 +11,12 @@ from ..audit import AuditOptions
 from ..audit.cleaned_file import write_cleaned_file
 from ..audit.perp_correct import Rounds
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.cleaned import exchanged, write_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
-from ..files import replacing
+from ..files import write_frame
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY
 from .second_pass import (
@@ -84,10 +81,8 @@ def correct(
     audit_first(run, folder, asked, RECORD, options)
     write = partial(_write_pairs, data)
     pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit)
-    with replacing(folder / PAIRS) as temporary:
-        pairs.to_parquet(temporary, index=False)
-    with replacing(folder / TABLE) as temporary:
-        table.to_csv(temporary, index=False)
+    write_frame(folder / PAIRS, pairs)
+    write_frame(folder / TABLE, table)
     _show(table, len(pairs), folder)
     if cleaned is not None:
         wrong = set(pairs["id"][pairs["suggested"] == "swap"])
@@ -168,8 +163,3 @@ def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
         f"Estimated noise rate: {1 - best['alpha']:.1%} by round {best['round']} (label_noise of cDPO and "
         f"rDPO); by the audit of the first run: {told}."
     )
-
-
-def main(arguments: list[str]) -> None:
-    """Run ``pacmr correct``."""
-    run_tool("correct", correct, arguments, positional=True)

@@ -1,7 +1,5 @@
 """Command ``pacmr export``: a finished run as a folder for transformers or PEFT, with a model card."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil
@@ -15,7 +13,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
-from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain
@@ -171,8 +168,3 @@ def _new_folder(out: str) -> Iterator[Path]:
         for parent in new_parents:
             with suppress(OSError):  # not empty: the folder is there
                 parent.rmdir()
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr export RUN OUT`` and the options of ``export``."""
-    run_tool("export", export, arguments, positional=True)

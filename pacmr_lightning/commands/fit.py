@@ -1,7 +1,5 @@
 """Commands ``pacmr fit``, ``validate``, ``test`` and ``predict``: LightningCLI with a folder per run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,19 +1,15 @@
 """Command ``pacmr generate``: responses of a model behind an OpenAI-compatible endpoint."""
 
-from __future__ import annotations
-
-from collections import Counter
-
 from jsonargparse import lazy_instance
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..datamodules.evaluation_prompts import draw_prompts
 from ..datamodules.sources import Source
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import as_messages
 from ..evaluation.endpoint import Endpoint
+from ..evaluation.judging import failed_requests
 from ..evaluation.prompt_batch import Response
 from ..evaluation.response_files import answers_path, output_path
 from ..files import write_json_lines
@@ -38,8 +34,7 @@ def generate(
         n: number of prompts, sampled from the source; null, or more than there are, for all.
         seed: seed of the sample.
     """
-    if n is not None and n < 1:
-        raise UserError(f"n is {n}, but it must be at least 1, or null for all prompts.")
+    check_within("[1, inf)", ", or null for all prompts", n=n)
     prompts = draw_prompts(source, n, seed)
     path = output_path(output)
     conversations = [as_messages(prompt.asked) for prompt in prompts]
@@ -53,8 +48,7 @@ def generate(
             is_cut = answer.is_cut(endpoint.max_tokens)
             response = Response(answer.text, "length" if is_cut else "stop", *counts)
             rows.append(response.row(prompt.id, prompt.asked) | prompt.columns)
-    missing = Counter(answer.problem for answer in answers if not answer.text)
-    failed = f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]})" if missing else ""
+    failed = failed_requests(answer.problem for answer in answers if not answer.text)
     if not rows:
         raise UserError(f"{failed}, so there is nothing to write; check the server and its model.")
     write_json_lines(path, rows)
@@ -64,8 +58,3 @@ def generate(
     if failed:
         print(f"{failed}; their prompts are not in the file, and the same command repeats them.")
     print_result(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them truncated.")
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr generate --source CLASS --output FILE --endpoint.model NAME [--endpoint.base_url URL]``."""
-    run_tool("generate", generate, arguments)

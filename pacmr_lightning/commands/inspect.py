@@ -1,7 +1,5 @@
 """Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +8,6 @@ from pathlib import Path
 from rich.table import Table
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
@@ -19,7 +16,7 @@ from ..datamodules.splits import Split
 from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..files import write_json
 from ..waiting import waiting
 
@@ -35,8 +32,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         max_length: tokens of a prompt with its longer response; a run drops longer pairs.
         output: JSON file for all numbers.
     """
-    if max_length < 2:
-        raise UserError(f"max_length is {max_length}, but it must be at least 2.")
+    check_at_least(2, max_length=max_length)
     if output is not None and Path(output).is_dir():
         raise UserError(
             f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
@@ -143,8 +139,3 @@ def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
 
 def _of(count: float, whole: float) -> str:
     return f"{count:,} ({count / whole:.1%})" if whole else f"{count:,}"
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr inspect --source CLASS --tokenizer MODEL [options]``."""
-    run_tool("inspect", inspect, arguments)

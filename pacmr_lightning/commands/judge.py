@@ -1,29 +1,24 @@
 """Command ``pacmr judge``: win rate, win-score and intervals of one model against another."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..errors import UserError
+from ..errors import UserError, check_at_least
+from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
+from ..evaluation.judge_calls import check_prices
 from ..evaluation.judged_files import judge_pairs, response_pairs
-from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge
-from ..evaluation.reward_model import RewardModelJudge
+from ..evaluation.judging import PairJudge, requests_without_answer
 from ..evaluation.win_rate import JudgedPair, WinRate
-
-# The judges are imported for their short names on the command line.
-__all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]
 
 ANSWERS = "answers.sqlite"
 
 
-def judge_files(
+def judge(
     first: str,
     second: str,
     judge: PairJudge | None = None,
@@ -56,12 +51,8 @@ def judge_files(
             "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh, --judge "
             "RewardModelJudge with --judge.model, or --judge GoldJudge."
         )
-    numbers = {"seed": seed, "prompt_price": prompt_price, "completion_price": completion_price}
-    for option, value in numbers.items():
-        if value is not None and value < 0:
-            raise UserError(f"{option} is {value}, but it must be 0 or more.")
-    if (prompt_price is None) != (completion_price is None):
-        raise UserError("prompt_price and completion_price are needed together; give both or none.")
+    check_at_least(0, seed=seed)
+    check_prices(prompt_price, completion_price)
     paths = [Path(file).expanduser() for file in (first, second)]
     pairs = response_pairs(first, second)
     if paths[0].samefile(paths[1]) or all(pair.identical for pair in pairs):
@@ -124,17 +115,9 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         yield f"{result.identical} pairs of identical responses are ties, without a judgement"
     if any(result.empty):
         yield f"empty responses, judged like others: {result.empty[0]} of A, {result.empty[1]} of B"
-    opinions = [opinion for one in judged if one.verdict is not None for opinion in one.verdict.orders]
-    broken = [opinion for opinion in opinions if opinion.problem]
-    if missing := Counter(opinion.problem for opinion in broken if opinion.answer is None):
-        yield (
-            f"{missing.total()} requests failed (mostly: {missing.most_common(1)[0][0]}); the same command "
-            "repeats them"
-        )
-    if wrong := Counter(opinion.problem for opinion in broken if opinion.answer is not None):
+    verdicts = [one.verdict for one in judged if one.verdict is not None]
+    if failed := requests_without_answer(verdicts):
+        yield f"{failed}; the same command repeats them"
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders if opinion.problem]
+    if wrong := Counter(opinion.problem for opinion in opinions if opinion.answer is not None):
         yield f"invalid answers: {wrong.total()} (mostly: {wrong.most_common(1)[0][0]})"
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr judge A.jsonl B.jsonl --judge CLASS [options]``."""
-    run_tool("judge", judge_files, arguments, positional=True)

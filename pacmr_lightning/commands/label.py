@@ -1,17 +1,13 @@
 """Command ``pacmr label``: preference pairs with labels drawn from a reward."""
 
-from __future__ import annotations
-
-import math
 from typing import Any
 
 from scipy.special import expit
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
 from ..datamodules.reading import numbered_rows
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..evaluation.answer_store import content_key
 from ..evaluation.conversation import message_text
 from ..evaluation.response_files import (
@@ -24,7 +20,7 @@ from ..evaluation.reward_function import LexiconReward, RewardFunction
 from ..files import write_json_lines
 
 # The reward is imported for its short name on the command line.
-__all__ = ["LexiconReward", "label", "main"]
+__all__ = ["LexiconReward", "label"]
 
 
 def label(
@@ -54,8 +50,7 @@ def label(
             prompt.
         seed: seed of the labels; a label depends on it and on the pair's id only.
     """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise UserError(f"temperature is {temperature}, but it must be a number above 0.")
+    check_within("(0, inf)", temperature=temperature)
     path = output_path(output)
     pairs = pair_rows(read_responses(first), read_responses(second), (first, second))
     kept = [p for p in pairs if not p.identical and p.first.strip() and p.second.strip()]
@@ -111,8 +106,3 @@ def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, An
             f"{str(missing[0]['prompt'])[:80]!r}; name the file that has the prompts."
         )
     return found
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr label A.jsonl B.jsonl --output PAIRS.jsonl --reward LexiconReward [options]``."""
-    run_tool("label", label, arguments, positional=True)

@@ -1,7 +1,5 @@
 """Estimates of a run's memory on each device, and of its operations and hours; no weights, no GPU."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -10,8 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_within
 from ..policy.mixed_precision_lora import LoraDtype
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import (
@@ -116,16 +113,14 @@ def memory(
     check_at_least(1, response_tokens=response_tokens, logit_chunk=logit_chunk, devices=min(devices))
     check_at_least(1, global_batch_size=global_batch_size, every=every, meta_batch_size=meta_batch_size)
     check_at_least(0, validation_pairs=validation_pairs, validations=validations)
-    if not 0 < device_memory < math.inf:
-        raise UserError(f"device_memory is {device_memory}, but it must be above 0 (GiB).")
+    check_within("(0, inf)", " (GiB)", device_memory=device_memory)
     _check_speed(device_tflops, utilization, gpu_hour, pairs)
     if pairs is not None and pairs < global_batch_size:
         raise UserError(
             f"pairs is {pairs}, fewer than one batch of {global_batch_size}; give more pairs or lower "
             "global_batch_size."
         )
-    if not 0 <= coverage <= 1:
-        raise UserError(f"coverage is {coverage}, but it must be from 0 to 1.")
+    check_within("[0, 1]", coverage=coverage)
     cached = reference == "cached"
     batches = (global_batch_size, every, meta_batch_size)
     plan = Plan(*batches, coverage, cached, pairs, validation_pairs, validations, SAMPLE)
@@ -175,11 +170,8 @@ def memory(
 def _check_speed(
     tflops: float | None, utilization: float | None, price: float | None, pairs: int | None
 ) -> None:
-    for name, value in {"device_tflops": tflops, "gpu_hour": price}.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{name} is {value}, but it must be above 0.")
-    if utilization is not None and not 0 < utilization <= 1:
-        raise UserError(f"utilization is {utilization}, but it must be above 0 and at most 1 (0.4 is 40%).")
+    check_within("(0, inf)", device_tflops=tflops, gpu_hour=price)
+    check_within("(0, 1]", " (0.4 is 40%)", utilization=utilization)
     for name, value in {"utilization": utilization, "gpu_hour": price}.items():
         if value is not None and tflops is None:
             raise UserError(
@@ -263,8 +255,3 @@ def _table(
             sizes = (f"{value / GIB:.1f}" if value else "-" for value in values)
             table.add_row(strategy, str(n), *sizes, *said)
     return table
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr memory``."""
-    run_tool("memory", memory, arguments)

@@ -1,7 +1,5 @@
 """Command ``pacmr quickstart``: DPO, PACMR-DPO and a refined policy on the synthetic benchmark."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..loading import loading
 
@@ -82,8 +79,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr quickstart`` and the options of ``quickstart``."""
-    run_tool("quickstart", quickstart, arguments)

@@ -1,7 +1,5 @@
 """Command ``pacmr refine``: second-pass training with soft labels from an audit of the first run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -12,10 +10,9 @@ import pandas as pd
 from ..audit import AuditOptions
 from ..audit.options import JUDGED_PAIRS
 from ..audit.scorers import Choice
-from ..command_line.parser import run_tool
-from ..errors import UserError
-from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge
-from ..evaluation.reward_model import RewardModelJudge
+from ..errors import UserError, check_within
+from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
+from ..evaluation.judging import PairJudge
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.unmoved import unmoved
@@ -29,9 +26,6 @@ from .second_pass import (
     kept_file,
     train_again,
 )
-
-# The judges are imported for their short names on the command line.
-__all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "main", "refine"]
 
 Labels = Literal["soft", "weights", "drop", "swap", "easiest"]
 
@@ -172,8 +166,7 @@ def _check_easiest(
         return
     if labels != "easiest":
         raise UserError(f"easiest is {easiest}, but labels is {labels}, which does not use it; leave it out.")
-    if not 0 < easiest <= 1:
-        raise UserError(f"easiest is {easiest}, but it must be above 0 and at most 1.")
+    check_within("(0, 1]", easiest=easiest)
     if scorer != "dpo":
         raise UserError(
             f"scorer is {scorer or 'not given'}, but labels easiest needs cross-fitted u; use --scorer dpo."
@@ -199,8 +192,3 @@ def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
         "model.weighting.audit": str(table),
         **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
     }
-
-
-def main(arguments: list[str]) -> None:
-    """Run ``pacmr refine``."""
-    run_tool("refine", refine, arguments, positional=True)

@@ -1,7 +1,5 @@
 """Second-pass training: a run of its own beside the first, in one resumable command."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

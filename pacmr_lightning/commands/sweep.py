@@ -1,7 +1,5 @@
 """Command ``pacmr sweep``: runs of a sweep file, with their tables and figures."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -15,7 +13,6 @@ from typing import Any, Literal
 
 from ..command_line.exceptions import user_error
 from ..command_line.output import print_result
-from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.folder import SUMMARY
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
@@ -26,7 +23,7 @@ from ..sweep.state import has_begun, has_responses, job_of, reason, state_of
 Submitter = Callable[[Sweep, list[Cell]], None]
 
 
-def run_sweep(
+def sweep(
     file: str,
     jobs: int | None = None,
     launcher: Literal["local", "slurm"] = "local",
@@ -291,8 +288,3 @@ def check_answers(sweep: Sweep, left: list[Cell]) -> None:
 def _made_later(sweep: Sweep, text: str) -> bool:
     outputs = [preparation.output for preparation in sweep.preparations()]
     return any(output in text and not Path(output).exists() for output in outputs)
-
-
-def main(arguments: list[str]) -> None:
-    """``pacmr sweep FILE [--jobs N] [--launcher slurm] [--dry_run] [--tables_only] [--retry_failed]``."""
-    run_tool("sweep", run_sweep, arguments, positional=True)

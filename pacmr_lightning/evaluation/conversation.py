@@ -1,7 +1,5 @@
 """Conversion between transcripts and chat messages."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

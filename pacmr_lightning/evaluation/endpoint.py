@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, check_at_least, check_within
 from .answer_store import AnswerStore, content_key
 from .conversation import Messages
 
@@ -113,17 +113,11 @@ class Endpoint:
         self.concurrency = concurrency
         self.retries = retries
         self.timeout = timeout
-        limits = {
-            f"max_tokens is {max_tokens}, but it must be at least 1, or null": max_tokens is not None
-            and max_tokens < 1,
-            f"temperature is {temperature}, but it must be 0 or more, or null": (temperature or 0) < 0,
-            f"concurrency is {concurrency}, but it must be at least 1": concurrency < 1,
-            f"retries is {retries}, but it must be 0 or more": retries < 0,
-            f"timeout is {timeout} s, but it must be above 0": timeout <= 0,
-        }
-        for sentence, is_broken in limits.items():
-            if is_broken:
-                raise UserError(f"{sentence}.")
+        check_within("[1, inf)", ", or null", max_tokens=max_tokens)
+        check_within("[0, inf)", ", or null", temperature=temperature)
+        check_at_least(1, concurrency=concurrency)
+        check_at_least(0, retries=retries)
+        check_within("(0, inf)", timeout=timeout)
         self.where = f"{self.base_url} (model {model!r})"
         self.settings: dict[str, Any] = {
             "model": model,

@@ -1,7 +1,5 @@
 """Generation of responses: decoding, end of a response, repetition."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -11,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..chat_template import end_tokens
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_within
 from ..numerics import numerics
 from ..policy import PolicyModel
 from ..policy.limits import positions
@@ -35,10 +33,8 @@ class Decoding:
     """Seed of the sampling."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}, but it must be 0 (greedy) or above.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, but it must be above 0 and at most 1.")
+        check_within("[0, inf)", " (0 is greedy)", temperature=self.temperature)
+        check_within("(0, 1]", top_p=self.top_p)
         if self.top_p < 1 and self.temperature == 0:
             raise UserError(
                 f"top_p is {self.top_p}, but greedy decoding does not sample; set a temperature above 0, or "
@@ -59,33 +55,48 @@ def respond(
     the batch's ids; the global random state is unchanged.
     """
     check_room(policy, batch, max_new_tokens)
-    ends = end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
+    device = batch.input_ids.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
+        found = generated(policy, tokenizer, batch, max_new_tokens, decoding)
+    responses, ends = [], _ends(policy, tokenizer)
+    lengths = batch.attention_mask.sum(1).tolist()
+    for prompt, tokens, length in zip(batch.input_ids.tolist(), found, lengths, strict=True):
+        ended = tokens[-1] in ends
+        text = decode_response(tokenizer, prompt, tokens[:-1] if ended else tokens)
+        responses.append(Response(text, "stop" if ended else "length", length, len(tokens)))
+    return responses
+
+
+def generated(
+    policy: PolicyModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch: PromptBatch,
+    max_new_tokens: int,
+    decoding: Decoding,
+) -> list[list[int]]:
+    """Return the tokens of N responses, up to an end token if there is one, without ``decoding.seed``."""
+    ends = _ends(policy, tokenizer)
     options: dict[str, Any] = {"do_sample": decoding.temperature > 0}
     if decoding.temperature > 0:
         # transformers' default top_k is 50.
         options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
-    device = batch.input_ids.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
-        sequences = policy.generate(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=ends,
-            pad_token_id=tokenizer.pad_token_id,
-            **options,
-        )
-    responses = []
-    for row, length in zip(sequences.tolist(), batch.attention_mask.sum(1).tolist(), strict=True):
-        prompt, tokens = row[: batch.input_ids.shape[1]], row[batch.input_ids.shape[1] :]
-        # The rest is padding.
-        end = next((i for i, token in enumerate(tokens) if token in ends), None)
-        text = decode_response(tokenizer, prompt, tokens[:end])
-        if end is None:
-            responses.append(Response(text, "length", length, len(tokens)))
-        else:
-            responses.append(Response(text, "stop", length, end + 1))
-    return responses
+    sequences = policy.generate(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends,
+        pad_token_id=tokenizer.pad_token_id,
+        **options,
+    )
+    rows = sequences[:, batch.input_ids.shape[1] :].tolist()
+    # After an end token comes padding.
+    stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
+    return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+
+
+def _ends(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int]) -> str:
@@ -125,7 +136,7 @@ def generation_key(
         *(policy.reference_digest(), policy.adapter_digest(), policy.lora),
         policy.model.config.to_json_string(use_diff=False),
         [str(policy.dtype), policy.attn_implementation, numerics(policy.device)],
-        sorted(end_tokens(tokenizer, policy.model.generation_config.eos_token_id)),
+        sorted(_ends(policy, tokenizer)),
         max_new_tokens,
         asdict(decoding),
     )

@@ -1,14 +1,15 @@
 """Calls of a judge before they are made: their number, tokens and price."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..errors import UserError, check_at_least
 from .conversation import Messages, message_text
-from .judged_files import MILLION, Prices
 from .judging import PairJudge
 
+MILLION = 1_000_000
+Prices = tuple[float | None, float | None]
+"""Price of a million tokens of prompts and of answers, in any currency; both or none."""
 CHARACTERS = 4
 """Characters of a token, of English text; for estimates only."""
 
@@ -32,6 +33,16 @@ class Calls:
             cost = (self.tokens_in * prompt_price + (self.tokens_out or 0) * completion_price) / MILLION
             words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
         return ", ".join(words)
+
+
+def check_prices(prompt_price: float | None, completion_price: float | None, place: str = "") -> None:
+    """Raise a UserError for prices below 0, or for one without the other; it begins with ``place``."""
+    check_at_least(0, **{f"{place}prompt_price": prompt_price, f"{place}completion_price": completion_price})
+    if (prompt_price is None) != (completion_price is None):
+        raise UserError(
+            f"{place}prompt_price is {prompt_price} and completion_price is {completion_price}; give both or "
+            "none."
+        )
 
 
 def calls(judge: PairJudge, questions: Iterable[Messages]) -> Calls:

@@ -1,7 +1,5 @@
 """Judge prompts and reply formats, verbatim from Qu et al., appendix on evaluation."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

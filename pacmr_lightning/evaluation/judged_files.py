@@ -1,7 +1,5 @@
 """Two files of responses under a judge: verdicts, summary and figure in one folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,16 +8,13 @@ from typing import Any
 
 from ..files import content_digest, save_figure, write_json, write_json_lines
 from .answer_store import AnswerStore, content_key
+from .judge_calls import MILLION, Prices
 from .judging import Opinion, PairJudge, Preference
 from .response_files import ResponsePair, pair_rows, read_responses
 from .win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
 
 VERDICTS, SUMMARY, FIGURE = "verdicts.jsonl", "summary.json", "win-rate"
-MILLION = 1_000_000
 _VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
-
-Prices = tuple[float | None, float | None]
-"""Price of a million tokens of prompts and of answers, in any currency; both or none."""
 
 
 def response_pairs(first: str | Path, second: str | Path) -> list[ResponsePair]:

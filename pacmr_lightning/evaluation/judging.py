@@ -1,9 +1,8 @@
 """Judges that compare two responses to a prompt, each pair in both orders."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,6 +64,18 @@ class Verdict:
     def inconsistent(self) -> bool:
         """True if the two orders name different responses."""
         return {opinion.preferred for opinion in self.orders} == {"first", "second"}
+
+
+def failed_requests(problems: Iterable[str | None]) -> str:
+    """Return how many requests failed, by the problem of each, and the most frequent one; empty for none."""
+    found = Counter(problems)
+    return f"{found.total()} requests failed (mostly: {found.most_common(1)[0][0]})" if found else ""
+
+
+def requests_without_answer(verdicts: Iterable[Verdict]) -> str:
+    """Return ``failed_requests`` of verdicts."""
+    opinions = (opinion for verdict in verdicts for opinion in verdict.orders)
+    return failed_requests(opinion.problem for opinion in opinions if opinion.answer is None)
 
 
 def by_scores(first: float, second: float, cached: bool = False) -> Verdict:

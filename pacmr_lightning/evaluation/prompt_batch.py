@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .conversation import Messages
 
@@ -65,17 +66,13 @@ class PromptBatch:
         columns: Sequence[dict[str, Any]] | None = None,
     ) -> PromptBatch:
         """Collate N prompts of at least one token; ``asked`` and ``places`` default to texts and order."""
-        length = max((len(t) for t in tokens), default=0)
-        input_ids = torch.full((len(tokens), length), pad_id, dtype=torch.long)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, t in enumerate(tokens):
-            input_ids[row, length - len(t) :] = torch.tensor(t, dtype=torch.long)
-            attention_mask[row, length - len(t) :] = 1
+        rows = [torch.tensor(ids_of_row) for ids_of_row in tokens]
+        ones = [torch.ones_like(row) for row in rows]
         return cls(
             list(ids),
             list(prompts),
-            input_ids,
-            attention_mask,
+            pad_sequence(rows, True, pad_id, padding_side="left"),
+            pad_sequence(ones, True, 0, padding_side="left"),
             list(prompts if asked is None else asked),
             list(range(len(tokens)) if places is None else places),
             [{} for _ in tokens] if columns is None else list(columns),

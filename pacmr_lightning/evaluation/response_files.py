@@ -1,7 +1,5 @@
 """JSON Lines files of responses, and their pairing by prompt."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

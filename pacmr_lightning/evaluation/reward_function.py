@@ -1,7 +1,5 @@
 """Rewards of responses, from which preferences can be drawn and by which policies can be scored."""
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

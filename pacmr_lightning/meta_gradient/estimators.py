@@ -1,7 +1,5 @@
 """Estimators of c_i = d_meta . grad l_i(omega) in VNet's gradient -1/N sum_i c_i dV_i/dTheta."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch
@@ -9,7 +7,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..gradient import Direction, norm
 from ..policy.attention import PLAIN
 from ..ranks import sum_over_ranks
@@ -37,8 +35,7 @@ class MetaGradientEstimator(Recorded, ABC):
     """True if it needs the graph of a gradient, which ZeRO-3 and fused attention do not give."""
 
     def __init__(self, clip: float | None = 10.0):
-        if clip is not None and not clip > 0:
-            raise UserError(f"clip is {clip}, but it must be above 0 (Qu et al.: 10) or null for none.")
+        check_within("(0, inf]", " (Qu et al.: 10) or null for none", clip=clip)
         self.clip = clip
 
     @abstractmethod
@@ -69,8 +66,7 @@ class CentralDifference(MetaGradientEstimator):
 
     def __init__(self, epsilon: float = 3e-3, relative: bool = False, clip: float | None = 10.0):
         super().__init__(clip)
-        if not epsilon > 0:
-            raise UserError(f"epsilon is {epsilon}, but it must be above 0 (Qu et al.: 0.003).")
+        check_within("(0, inf)", " (Qu et al.: 0.003)", epsilon=epsilon)
         self.epsilon = epsilon
         self.relative = relative
 

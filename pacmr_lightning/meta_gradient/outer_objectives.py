@@ -1,7 +1,5 @@
 """Outer objectives: losses of the policy after the virtual step."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..gradient import Direction, accumulated_gradient
 from ..policy import PolicyModel
 from ..ranks import sum_over_ranks
@@ -162,8 +160,7 @@ class PromptAugmentationConsistency(PromptConsistency):
     """
 
     def __init__(self, tau: float = 0.6, normalize: Literal["meta", "retained"] = "meta"):
-        if not 0.5 <= tau < 1:
-            raise UserError(f"tau is {tau}, but it must be at least 0.5 and below 1 (Qu et al.: 0.6).")
+        check_within("[0.5, 1)", " (Qu et al.: 0.6)", tau=tau)
         self.tau = tau
         self.normalize = normalize
 

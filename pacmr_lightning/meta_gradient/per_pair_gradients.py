@@ -4,8 +4,6 @@ A linear's weight gradient for one row is the sum over its tokens of g_t x_t^T, 
 gradients g (arXiv 1510.01799). LoRA's matrices are so small that these sums by row take little memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

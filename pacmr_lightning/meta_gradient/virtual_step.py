@@ -1,7 +1,5 @@
 """The policy at shifted LoRA parameters (the virtual step), without writing to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Access to the trainer's datamodule, which Lightning does not declare."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Trainer

@@ -1,7 +1,5 @@
 """PreferenceModule: policy, objective and weighting, trained by Algorithm 1 of Qu et al."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..batch import LogProbs, MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
@@ -98,15 +96,11 @@ class PreferenceModule(Recorded, TrainedOnly):
     ):
         super().__init__()
         check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
-        if isinstance(micro_batch_size, int) and micro_batch_size < 1:
-            raise UserError(
-                f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or auto, or null."
-            )
-        if micro_batch_tokens is not None:
-            check_at_least(1, micro_batch_tokens=micro_batch_tokens)
-            if isinstance(micro_batch_size, int):
+        check_within("(0, inf]", ", or null for none", max_grad_norm=max_grad_norm)
+        check_at_least(1, micro_batch_tokens=micro_batch_tokens)
+        if isinstance(micro_batch_size, int):
+            check_within("[1, inf)", ", or auto, or null", micro_batch_size=micro_batch_size)
+            if micro_batch_tokens is not None:
                 raise UserError(
                     f"micro_batch_tokens is {micro_batch_tokens} and micro_batch_size {micro_batch_size}, but"
                     " one of them alone cuts a batch; set the other to null."

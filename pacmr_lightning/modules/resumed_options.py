@@ -1,7 +1,5 @@
 """Options that decide a run's results: saved in checkpoints and compared on resuming."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Learning-rate schedule, number of updates, and interval of the curves."""
 
-from __future__ import annotations
-
 import math
 
 from lightning.pytorch import Trainer
@@ -10,7 +8,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from .datamodule import datamodule
 
 LEARNING_RATES = (
@@ -34,12 +32,9 @@ def suited_learning_rate(parameters: int) -> tuple[float, str]:
 
 def check_schedule(learning_rate: float | None, warmup_ratio: float, min_lr_ratio: float) -> None:
     """Raise UserError if a schedule option is out of its range."""
-    if learning_rate is not None and not learning_rate > 0:
-        raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (Qu et al.: 5e-6).")
-    if not 0 <= warmup_ratio < 1:
-        raise UserError(f"warmup_ratio is {warmup_ratio}, but it is a share of the updates, in [0, 1).")
-    if not 0 <= min_lr_ratio <= 1:
-        raise UserError(f"min_lr_ratio is {min_lr_ratio}, but it is a share of the peak, in [0, 1].")
+    check_within("(0, inf)", " (Qu et al.: 5e-6)", learning_rate=learning_rate)
+    check_within("[0, 1)", ", a share of the updates", warmup_ratio=warmup_ratio)
+    check_within("[0, 1]", ", a share of the peak", min_lr_ratio=min_lr_ratio)
 
 
 def warmup_cosine(

@@ -1,7 +1,5 @@
 """Supervised fine-tuning of the reference model for preference training."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints without the frozen base model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import LightningModule

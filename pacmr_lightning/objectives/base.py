@@ -1,8 +1,5 @@
 """Base class of preference objectives."""
 
-from __future__ import annotations
-
-import math
 from abc import ABC, abstractmethod
 from copy import copy
 from typing import Any, Literal
@@ -10,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..ranks import sum_over_ranks
 from ..recorded import Recorded
 from ..rewards import Rewards
@@ -44,8 +41,7 @@ class Objective(Recorded, ABC):
     """Assumed noise rate; "auto" until ``resolve_label_noise``, None if the loss has none."""
 
     def __init__(self, beta: float = 0.1):
-        if not 0 < beta < math.inf:
-            raise UserError(f"beta is {beta}, but it must be above 0 and finite (usual: 0.1).")
+        check_within("(0, inf)", " and finite (usual: 0.1)", beta=beta)
         self.beta = beta
 
     @abstractmethod

@@ -3,8 +3,6 @@
 u is the implicit reward margin beta h, ls is logsigmoid.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from itertools import chain
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Objective
@@ -120,12 +118,8 @@ class RPOEM(Objective):
 
     def __init__(self, beta: float = 0.1, initial_rate: float = 0.25, momentum: float = 0.1):
         super().__init__(beta)
-        if not 0 < initial_rate < 0.5:
-            raise UserError(
-                f"initial_rate is {initial_rate}, but the initial noise rate must be between 0 and 0.5."
-            )
-        if not 0 < momentum <= 1:
-            raise UserError(f"momentum is {momentum}, but it must be above 0 and at most 1 (usual: 0.1).")
+        check_within("(0, 0.5)", initial_rate=initial_rate)
+        check_within("(0, 1]", " (usual: 0.1)", momentum=momentum)
         self.momentum = momentum
         self.initial_rate = initial_rate
         self.estimated_rate = initial_rate

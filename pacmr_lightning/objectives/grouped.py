@@ -1,14 +1,12 @@
 """Objectives that weigh the pairs of a group against each other."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..ranks import several_ranks, sum_over_ranks
 from .per_pair import DPO
 
@@ -36,10 +34,7 @@ class DrDPO(DPO):
         group: Literal["batch", "micro_batch"] = "batch",
     ):
         super().__init__(beta)
-        if not 0 < beta_prime < math.inf:
-            raise UserError(
-                f"beta_prime is {beta_prime}, but it must be above 0 and finite (Qu et al.: 1.0)."
-            )
+        check_within("(0, inf)", " and finite (Qu et al.: 1.0)", beta_prime=beta_prime)
         if group not in ("batch", "micro_batch"):
             raise UserError(f"group is {group}, but Dr.DPO's group is batch or micro_batch.")
         self.beta_prime = beta_prime

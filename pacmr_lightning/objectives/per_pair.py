@@ -3,15 +3,13 @@
 u is the implicit reward margin beta h, ls is logsigmoid.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import check_within
 from ..rewards import Rewards
 from .base import Objective
 
@@ -38,8 +36,7 @@ class HolderDPO(Objective):
 
     def __init__(self, beta: float = 0.1, gamma: float = 2.0):
         super().__init__(beta)
-        if not 0 < gamma < math.inf:
-            raise UserError(f"gamma is {gamma}, but it must be above 0 and finite (Hölder-DPO's is 2).")
+        check_within("(0, inf)", " and finite (Hölder-DPO's is 2)", gamma=gamma)
         self.gamma = gamma
 
     def __call__(self, rewards: Rewards) -> Tensor:
@@ -89,8 +86,7 @@ class R3M(Objective):
 
     def __init__(self, beta: float = 0.1, lam: float = 0.75):
         super().__init__(beta)
-        if not 0 < lam < 1:
-            raise UserError(f"lam is {lam}, but it must be between 0 and 1 (usual: 0.65 to 0.85).")
+        check_within("(0, 1)", " (usual: 0.65 to 0.85)", lam=lam)
         self.lam = lam
 
     def __call__(self, rewards: Rewards) -> Tensor:

@@ -1,15 +1,11 @@
 """ROPO: a noise-tolerant loss with filtering."""
 
-from __future__ import annotations
-
-import math
-
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..ranks import on_all_ranks
 from ..rewards import Rewards
 from .base import Objective
@@ -43,12 +39,10 @@ class ROPO(Objective):
         filter_every: int | None = None,
     ):
         super().__init__(beta)
-        if not 0 < alpha < math.inf:
-            raise UserError(f"alpha is {alpha}, but it must be above 0 and finite (ROPO's default is 14).")
+        check_within("(0, inf)", " and finite (ROPO's default is 14)", alpha=alpha)
+        check_within("(0, 1)", ", or null", filter_share=filter_share)
         if filter_share is None and filter_every is not None:
             raise UserError(f"filter_every is {filter_every}, but nothing is filtered; set filter_share too.")
-        if filter_share is not None and not 0 < filter_share < 1:
-            raise UserError(f"filter_share is {filter_share}, but it must be between 0 and 1, or null.")
         if filter_share is not None and (filter_every is None or filter_every < 1):
             raise UserError(
                 f"filter_share is {filter_share} and filter_every {filter_every}, but both are needed; "

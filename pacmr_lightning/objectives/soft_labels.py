@@ -1,7 +1,5 @@
 """Losses of soft labels."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..rewards import Rewards

@@ -1,7 +1,5 @@
 """Attention implementations and their token layouts and masks."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Loading of the frozen base model that policy and reference share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Log-probabilities of response tokens, in pieces since whole logits would be a step's largest tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

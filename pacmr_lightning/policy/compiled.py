@@ -1,7 +1,5 @@
 """torch.compile for a policy's layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

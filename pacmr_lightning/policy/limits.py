@@ -1,7 +1,5 @@
 """Limits of a model: number of positions and of token ids."""
 
-from __future__ import annotations
-
 import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel
 

@@ -1,7 +1,5 @@
 """The policy's LoRA adapter: options, construction and checks."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Adapters merged into the base, and saved with the policy's as one."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """PolicyModel: a frozen base with a LoRA adapter, log-probabilities and generation."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_within
 from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
@@ -118,10 +116,8 @@ class PolicyModel(Recorded, nn.Module):
         lora_compute_dtype: LoraDtype = "base",
     ):
         super().__init__()
-        if rank < 1:
-            raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (Qu et al.: 16).")
-        if not alpha > 0:
-            raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (Qu et al.: 32).")
+        check_within("[1, inf)", " (Qu et al.: 16)", rank=rank)
+        check_within("(0, inf)", " (Qu et al.: 32)", alpha=alpha)
         check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype, compile)

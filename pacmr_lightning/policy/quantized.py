@@ -1,7 +1,5 @@
 """Frozen base with 4-bit linear layers (QLoRA, arXiv 2305.14314), by bitsandbytes."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """Self-check of attention and token layout on one real pair."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 * packed_shared: the "shared" rows in one row without padding, kept apart by an attention of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Checkpoint files: atomic writes, safe reads, and the choice of the one to resume from."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A run's configuration: resolved values of "auto", and ``config.yaml``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,7 +13,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from ..files import replacing
+from ..files import write_text
 from ..memory import free_memory
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
@@ -66,8 +64,7 @@ class SaveRunConfig(SaveConfigCallback):
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
-            with replacing(root / CONFIG) as temporary:
-                temporary.write_text(text)
+            write_text(root / CONFIG, text)
 
 
 def write_config(trainer: Trainer, module: PreferenceModule) -> None:
@@ -104,8 +101,7 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
             f"{path} is there already and is kept; give the trainer a default_root_dir of its own."
         )
         return
-    with replacing(path) as temporary:
-        temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_text(path, BY_PYTHON + yaml.safe_dump(config, sort_keys=False))
 
 
 def decide_step(
@@ -119,26 +115,19 @@ def decide_step(
     Returns:
         Whether activations are recomputed; None if ``recompute`` is not "auto".
     """
-    strategy, device = trainer.strategy, trainer.strategy.root_device
-    gpu, auto = device.type == "cuda", recompute == "auto"
-    unknown, option = "", "--model.policy.gradient_checkpointing"
-    ways: list[tuple[int | None, bool]] = [(None, False), (None, True)] if auto else []
-    if isinstance(module, SFTModule):
-        option = "--model.gradient_checkpointing"
-        unknown = "DeepSpeed" if isinstance(strategy, DeepSpeedStrategy) else ""
-    elif module.policy.attn_implementation == "eager":  # no kernel avoids the scores
-        unknown = "eager attention"
-    elif module.asks_micro_batch_size and gpu:
-        data = datamodule(trainer)
-        share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
-        ways = list[tuple[int | None, bool]](ways_to_step(share, prompt + 2 * response, recompute or False))
-    if unknown and auto:
-        rank_zero_info(
-            f"gradient_checkpointing auto is true: a step's memory with {unknown} is not estimated; overrule "
-            f"it by {option} false."
-        )
-    if unknown or not ways:
-        return True if auto else None
+    device, auto = trainer.strategy.root_device, recompute == "auto"
+    gpu = device.type == "cuda"
+    owner = "--model" if isinstance(module, SFTModule) else "--model.policy"
+    option = f"{owner}.gradient_checkpointing"
+    if unknown := _not_estimated(module, trainer):
+        if auto:
+            rank_zero_info(
+                f"gradient_checkpointing auto is true: a step's memory with {unknown} is not estimated; "
+                f"overrule it by {option} false."
+            )
+        return auto or None
+    if not (ways := _ways(module, trainer, recompute)):
+        return None
     # Processes on one machine share its RAM.
     free = min_over_ranks(free_memory(device) // (1 if gpu else trainer.num_devices), device)
     with waiting("Estimating a step's memory"):
@@ -160,6 +149,26 @@ def decide_step(
         f"{'the GPU' if gpu else 'RAM'} are free; overrule by {' and '.join(found)}."
     )
     return recomputed if auto else None
+
+
+def _not_estimated(module: PreferenceModule | SFTModule, trainer: Trainer) -> str:
+    """Return the reason why a step's memory is not estimated; empty if it is."""
+    if isinstance(module, SFTModule):
+        return "DeepSpeed" if isinstance(trainer.strategy, DeepSpeedStrategy) else ""
+    # No kernel avoids the scores.
+    return "eager attention" if module.policy.attn_implementation == "eager" else ""
+
+
+def _ways(
+    module: PreferenceModule | SFTModule, trainer: Trainer, recompute: bool | Literal["auto"] | None
+) -> list[tuple[int | None, bool]]:
+    """Return pairs of a micro-batch (None: the module's), and whether to recompute, the fastest way first."""
+    gpu = trainer.strategy.root_device.type == "cuda"
+    if isinstance(module, PreferenceModule) and module.asks_micro_batch_size and gpu:
+        data = datamodule(trainer)
+        share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
+        return list(ways_to_step(share, prompt + 2 * response, recompute or False))
+    return [(None, False), (None, True)] if recompute == "auto" else []
 
 
 def _step_bytes(

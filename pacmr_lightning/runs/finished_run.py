@@ -1,7 +1,5 @@
 """Loading of a finished run: the policy of a checkpoint, and its data."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 from pathlib import Path

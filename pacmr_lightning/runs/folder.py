@@ -1,7 +1,5 @@
 """A run's folder: its name, its files' names, and the weights of its pairs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

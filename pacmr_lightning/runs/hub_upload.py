@@ -1,7 +1,5 @@
 """Uploads to the Hugging Face Hub, each in one commit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

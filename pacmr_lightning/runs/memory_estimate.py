@@ -1,7 +1,5 @@
 """Estimate of a run's memory: storages are counted on fake tensors, under transformers' own code."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The model card of an exported policy, from the run's own files and without paths of this machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from importlib.resources import files

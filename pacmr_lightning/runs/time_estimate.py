@@ -1,7 +1,5 @@
 """Estimate of a run's floating point operations: matrix products counted on torch's meta device."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Detection of a run whose policy still equals its reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of strategies and of the adapter's precision."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

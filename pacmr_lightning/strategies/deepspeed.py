@@ -5,8 +5,6 @@ parameters (3). Its AdamW steps flat fp32 copies of this rank's parts of the par
 at stages 1 and 2, this file at stage 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

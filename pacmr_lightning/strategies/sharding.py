@@ -1,7 +1,5 @@
 """Access to parameters sharded by DeepSpeed's ZeRO-3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard

@@ -1,7 +1,5 @@
 """Cells of a sweep: each is one ``pacmr fit`` in its own folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

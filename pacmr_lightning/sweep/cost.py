@@ -1,7 +1,5 @@
 """Operations and GPU hours of a sweep's training, estimated as ``pacmr memory`` does."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Responses of a sweep's cells under a judge, against those of the anchor's cells."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

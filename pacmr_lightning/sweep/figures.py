@@ -1,7 +1,5 @@
 """Figures of a sweep's measures over noise rates and varied options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

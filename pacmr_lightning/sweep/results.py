@@ -1,7 +1,5 @@
 """Results of a sweep's finished cells, with means and differences over seeds."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs cells in parallel; a failing cell does not stop the others."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

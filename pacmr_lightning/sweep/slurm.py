@@ -18,7 +18,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import write_text
 from . import runner, state, worker
 from .cells import Cell
 from .spec import Sweep
@@ -119,8 +119,7 @@ def submit(
                 made = _preparing(output)
                 if made is None:
                     made = executor.submit(Job(sweep, left, notice, prepares=True)).job_id
-                    with replacing(output / PREPARED) as temporary:
-                        temporary.write_text(made)
+                    write_text(output / PREPARED, made)
                     print(f"Submitted the preparations as job {made}")
                 sbatch |= {"dependency": f"afterok:{made}", "kill-on-invalid-dep": "yes"}
                 executor.update_parameters(slurm_additional_parameters=sbatch)

@@ -1,7 +1,5 @@
 """Dataclasses of a sweep file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,11 +10,10 @@ from jsonargparse import ArgumentError
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
-from ..errors import UserError
-
-# The judges are imported for their short names in sweep files.
-from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge  # noqa: F401
-from ..evaluation.reward_model import RewardModelJudge  # noqa: F401
+from ..errors import UserError, check_at_least, check_within
+from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
+from ..evaluation.judge_calls import check_prices
+from ..evaluation.judging import PairJudge
 
 T = TypeVar("T")
 
@@ -205,11 +202,9 @@ def _check_values(sweep: Sweep, path: str) -> None:
         if not values or len(set(values)) < len(values):
             raise UserError(f"{path}: {name} is {values}, but it needs at least one, and none twice.")
     for rate in sweep.noise_rates:
-        if not 0 <= rate < 1:
-            raise UserError(f"{path}: the noise rate {rate} is not in [0, 1); use 0.2 for 20%.")
+        check_within("[0, 1)", "; use 0.2 for 20%", **{f"{path}: one of noise_rates": rate})
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
-        if getattr(sweep, name) < least:
-            raise UserError(f"{path}: {name} is {getattr(sweep, name)}, but it must be at least {least}.")
+        check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
     if sweep.evaluate:
         _check_evaluation(sweep.evaluate, sweep.anchor, path)
     labels = [method.label or name for name, method in sweep.methods.items()]
@@ -243,11 +238,5 @@ def _check_evaluation(evaluate: Evaluation, anchor: str | None, path: str) -> No
         raise UserError(f"{path}: evaluate compares with the anchor, but anchor is null; name a method.")
     if "generation.output" in evaluate.predict:
         raise UserError(f"{path}: generation.output is the cell's own file; take it out of evaluate.predict.")
-    prices = (evaluate.prompt_price, evaluate.completion_price)
-    if prices.count(None) == 1 or any(price is not None and price < 0 for price in prices):
-        raise UserError(
-            f"{path}: prompt_price and completion_price are {prices[0]} and {prices[1]}, but they must both "
-            "be 0 or more, or both be left out."
-        )
-    if evaluate.seed < 0:
-        raise UserError(f"{path}: the seed of evaluate is {evaluate.seed}, but it must be 0 or more.")
+    check_prices(evaluate.prompt_price, evaluate.completion_price, f"{path}: ")
+    check_at_least(0, **{f"{path}: the seed of evaluate": evaluate.seed})

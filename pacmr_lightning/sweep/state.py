@@ -1,7 +1,5 @@
 """State of a cell, kept in its folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tables of a sweep in the layouts of Qu et al., as Markdown, LaTeX and CSV."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from typing import cast
 
 import pandas as pd
 
-from ..files import replacing
+from ..files import write_text
 from .cells import Cell
 from .evaluation import pooled
 from .results import (
@@ -140,8 +138,7 @@ def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: 
     for table in found:
         files |= {f"tables/{table.name}.csv": table.csv(), f"tables/{table.name}.tex": table.latex()}
     for name, text in files.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return folder / "tables.md"
 
 

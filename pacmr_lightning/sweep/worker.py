@@ -1,7 +1,5 @@
 """Worker process of a sweep, forked from a server with all imports but no tensor operation."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Features of pairs for VNet, from rewards under the current policy and from earlier visits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args

@@ -1,14 +1,12 @@
 """Weightings from true labels or preference probabilities: upper bounds."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..batch import PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
@@ -49,8 +47,7 @@ class OracleWeights(Weighting):
             self._check(label_noise)
 
     def _check(self, rate: float) -> None:
-        if not 0 <= rate < 1:
-            raise UserError(f"label_noise is {rate}, but it must be at least 0 and below 1.")
+        check_within("[0, 1)", label_noise=rate)
         if not 0 < self.rho0 < 1 - rate:
             raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
 

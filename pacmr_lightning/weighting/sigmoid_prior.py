@@ -1,7 +1,5 @@
 """Fixed sigmoid weighting: the ablation without VNet."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

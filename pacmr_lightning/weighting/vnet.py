@@ -1,7 +1,5 @@
 """VNet: a network from a pair's implicit rewards or other features to its weight (Qu et al., section 5.1)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

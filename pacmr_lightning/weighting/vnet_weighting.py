@@ -1,7 +1,5 @@
 """VNetWeighting: weights from VNet, and its update (Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..batch import PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..gradient import norm
 from ..meta_gradient.estimators import (
     GhostDotProduct,
@@ -93,16 +91,9 @@ class VNetWeighting(Weighting):
         history: str | None = None,
         keep_gradients: AskedGradients = "auto",
     ):
-        if every < 1:
-            raise UserError(
-                f"every is {every}, but VNet learns every 1, 2, ... policy updates (Qu et al.: 10)."
-            )
-        if not learning_rate > 0:
-            raise UserError(
-                f"VNet's learning_rate is {learning_rate}, but must be above 0 (Qu et al.: 0.001)."
-            )
-        if virtual_lr is not None and not virtual_lr >= 0:
-            raise UserError(f"virtual_lr is {virtual_lr}, but it must not be negative.")
+        check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
+        check_within("(0, inf)", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
+        check_within("[0, inf)", virtual_lr=virtual_lr)
         if not hidden or min(hidden) < 1:
             raise UserError(
                 f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (Qu et al.: 64, 16)."

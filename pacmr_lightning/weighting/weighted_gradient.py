@@ -1,7 +1,5 @@
 """The gradient of the weighted training loss, for the virtual and the real step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

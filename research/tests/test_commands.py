@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1]
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef main(" in path.read_text())
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nmain = " in path.read_text())
 
 
 def test_all_experiments_are_found():

@@ -374,7 +374,7 @@ def test_eta_is_needed(noise):
 @pytest.mark.parametrize("share", [-0.1, 0, 0.5, 1, float("nan")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_that_are_none(kind, share):
-    with pytest.raises(UserError, match=f"share is {share}, but the expected noise rate"):
+    with pytest.raises(UserError, match=f"share is {share}, but it must be above 0 and below 0.5"):
         KINDS[kind](share)
 
 

@@ -278,10 +278,13 @@ def test_two_processes(base):
 def test_a_reader_that_has_seen_enough():
     """As in ``pacmr sweep FILE --dry_run | head``: the end of the pipe is no error to be told."""
     script = """
-import sys, types
+import sys
 from pacmr_lightning import cli
-flood = types.ModuleType("flood")
-flood.main = lambda words: [print("x" * 1000) for _ in range(10_000)]
+from pacmr_lightning.command_line.output import print_result
+def flood():
+    for _ in range(10_000):
+        print_result("x" * 1000)
+flood.flood = flood
 cli.TOOLS["flood"] = ""
 sys.modules["pacmr_lightning.commands.flood"] = flood
 cli.main(["flood"])

@@ -6,6 +6,7 @@ import re
 import signal
 import sqlite3
 from collections import Counter
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from torchmetrics.text import CHRFScore
 
-from pacmr_lightning.commands.augment import augment, main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands.augment import augment
 from pacmr_lightning.datamodules import PreferenceDataModule
 from pacmr_lightning.datamodules.augmentation.augmentation_report import summary
 from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
@@ -32,6 +34,8 @@ from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 
 from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
+
+main = partial(run_tool, "augment", augment)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +241,7 @@ def stored(path):
 
 STOPPED_AFTER_40 = """
 import os, signal, sys
-from pacmr_lightning.commands.augment import main
+from pacmr_lightning.cli import main
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 count, put = 0, AnswerStore.put
 def counting(store, values):
@@ -248,7 +252,7 @@ def counting(store, values):
     put(store, values)
     count += len(values)
 AnswerStore.put = counting
-main(sys.argv[1:])
+main(["augment", *sys.argv[1:]])
 """
 
 

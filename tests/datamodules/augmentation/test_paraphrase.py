@@ -1,15 +1,19 @@
 """Paraphrases by a model on a real HTTP server, whose words are known."""
 
 import json
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.commands.augment import augment, main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands.augment import augment
 from pacmr_lightning.datamodules.augmentation.paraphrase import CUT, INSTRUCTION, Paraphrase
 from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
+
+main = partial(run_tool, "augment", augment)
 
 SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
 

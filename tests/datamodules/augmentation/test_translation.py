@@ -232,12 +232,12 @@ def test_draws_follow_the_softmax(temperature, top_p):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0, but at least 1 sentence"),
+        ({"batch_size": 0}, "batch_size is 0, but it must be at least 1"),
         ({"temperature": 2.0}, "temperature is 2.0, but it has no effect with sample false"),
         ({"seed": 1}, "seed is 1, but it has no effect with sample false"),
         ({"sample": True, "num_beams": 2}, "num_beams is 2, but it has no effect with sample true"),
         ({"sample": True, "temperature": 0.0}, "temperature is 0.0, but it must be above 0"),
-        ({"sample": True, "top_p": 0.0}, r"top_p is 0.0, but it must lie in \(0, 1\]"),
+        ({"sample": True, "top_p": 0.0}, "top_p is 0.0, but it must be above 0 and at most 1"),
         ({"device": "toaster"}, "device is 'toaster', which does not work here"),
     ],
 )

@@ -1,5 +1,7 @@
 """``pacmr compare --output``: distances between known functions, the page's files, and what it refuses."""
 
+from functools import partial
+
 import matplotlib.image
 import numpy as np
 import pandas as pd
@@ -10,8 +12,11 @@ from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.analysis.surface_page import run_names, surface_differences, write_surface_page
-from pacmr_lightning.commands.compare import main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.errors import UserError
+
+main = partial(run_tool, "compare", compare)
 
 
 def surface(

@@ -449,7 +449,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--micro_batch_size 0", "micro_batch_size is 0"),
         ("--beta 1", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
-        ("--sample -1", "sample is -1, but it must be 0 or more"),
+        ("--sample -1", "sample is -1, but it must be at least 0"),
         ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
         ("--decisions {strange}", "has a decision on 'nobody', which is no training pair here"),
         ("--decisions {run}/config.yaml", "line 1 is not JSON"),

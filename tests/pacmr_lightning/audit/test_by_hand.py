@@ -8,6 +8,7 @@ import torch
 from scipy.special import expit, logit
 
 from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.audit.combination import VIEWS
 from pacmr_lightning.audit.decisions import random_sample
 from pacmr_lightning.audit.pipeline import conclude
 from pacmr_lightning.audit.scored_pairs import ScoredPairs
@@ -33,7 +34,7 @@ class Audit:
 
     def __init__(self, folder):
         self.folder = folder
-        self.pairs = frame(N)
+        self.pairs = frame(N).assign(**dict.fromkeys(VIEWS, 0.0))  # responses of one length
         self.wrong = dict(zip(self.pairs["id"], self.pairs["flipped"].tolist(), strict=True))
         self.pairs["observed"] = self.pairs["flipped"].map({True: "rejected", False: "chosen"}).astype(object)
         self.source = Files(write_lines(folder / "pairs.jsonl", map(row_of, range(N))))

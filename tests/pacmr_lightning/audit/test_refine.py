@@ -301,7 +301,7 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     ("words", "message"),
     [
         (["nowhere"], "nowhere/config.yaml does not exist; name the folder of a run"),
-        (["{run}", "--noise_rate", "0.7"], "noise_rate is 0.7, but a noise rate is above 0 and below 0.5"),
+        (["{run}", "--noise_rate", "0.7"], "noise_rate is 0.7, but it must be above 0 and below 0.5"),
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
         (["{run}", "--output", "{run}"], "already holds another run; name another with --output"),

@@ -6,7 +6,7 @@ from scipy.special import expit, logit
 
 from pacmr_lightning.audit.asking import pairs_to_judge
 from pacmr_lightning.audit.noise_rate import estimate_noise_rate
-from pacmr_lightning.audit.votes import Evidence, estimate_by_votes
+from pacmr_lightning.audit.votes import Evidence
 
 
 def simulated(n, rate, slope, reliabilities, seed=0, size=1.5, silent=0.1):
@@ -29,7 +29,7 @@ def fitted(u, prompts, votes, asked=None, truth=None, known=None, resamples=60):
     truth = np.zeros(len(u), dtype=int) if truth is None else truth
     names = [f"judge {j}" for j in range(votes.shape[1])]
     evidence = Evidence(names, votes * asked[:, None], asked, truth)
-    return estimate_by_votes(u, prompts, evidence, known, resamples)
+    return estimate_noise_rate(u, prompts, known, resamples, evidence)
 
 
 def inside(value, low, high):
@@ -88,16 +88,6 @@ def test_the_fit_is_the_most_probable():
     best = posterior(found.rate, k, a)
     for other in ((0.01, 0, 0), (-0.01, 0, 0), (0, 0.05, 0), (0, -0.05, 0), (0, 0, 0.01), (0, 0, -0.01)):
         assert posterior(found.rate + other[0], k + other[1], a + other[2]) < best
-
-
-def test_without_votes_it_is_the_curve():
-    u, prompts, _, _ = simulated(3000, 0.3, 1.2, ())
-    found = fitted(u, prompts, np.zeros((3000, 0), dtype=int))
-    curve = estimate_noise_rate(u, prompts, None, 60)
-    assert found.judged is None
-    for name in ("rate", "slope", "low", "high", "gain"):
-        assert getattr(found, name) == pytest.approx(getattr(curve, name), rel=0.01, abs=0.002), name
-    assert found.wrong(u) == pytest.approx(curve.wrong(u), abs=0.003)
 
 
 def test_the_pairs_to_judge():

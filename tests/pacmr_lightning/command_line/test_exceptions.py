@@ -24,10 +24,10 @@ from ...conftest import fails
     ],
 )
 def test_out_of_memory(error, said, capsys, monkeypatch):
-    def main(words):
+    def hungry():
         raise error
 
-    tool = SimpleNamespace(main=main)
+    tool = SimpleNamespace(hungry=hungry)
     monkeypatch.setitem(cli.TOOLS, "hungry", "")
     monkeypatch.setitem(sys.modules, "pacmr_lightning.commands.hungry", tool)
     assert said in fails(capsys, ["hungry"])

@@ -196,8 +196,8 @@ def refused(arguments, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--taus", "0.4"], "taus has 0.4"),
-        (["--taus", "0.6", "1"], "taus has 1.0"),
+        (["--taus", "0.4"], "one of taus is 0.4"),
+        (["--taus", "0.6", "1"], "one of taus is 1.0"),
         (["--checkpoint", "step-9"], "has no checkpoint step-9; choose one of last, step-1, step-2, step-3"),
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
         *(([f"--{n}", v], f"{n} is {v}") for n, v in (("pairs", "25"), ("seed", "-1"))),

@@ -1,11 +1,13 @@
 """``pacmr clean-meta``: judges on a real HTTP server, and its file, also in training."""
 
 import re
+from functools import partial
 
 import pytest
 import yaml
 
-from pacmr_lightning.commands.clean_meta import clean_meta, main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands.clean_meta import clean_meta
 from pacmr_lightning.datamodules import EmbeddedWorld, Files
 from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.reading import read_preferences
@@ -15,6 +17,8 @@ from pacmr_lightning.evaluation.judging import EndpointJudge
 
 from ...conftest import read_lines as read
 from ..evaluation.faulty_server import prefer_longer, prefer_position_a
+
+main = partial(run_tool, "clean-meta", clean_meta)
 
 reply = prefer_longer
 

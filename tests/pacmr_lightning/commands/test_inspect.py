@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -12,13 +13,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.commands.inspect import main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands import inspect as inspect_command
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.inspection.pair_statistics import advice, count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
+
+main = partial(run_tool, "inspect", inspect_command.inspect)
 
 HH = "\n\nHuman: {}\n\nAssistant:"
 USER = {"role": "user", "content": "What is the sea?"}

@@ -12,7 +12,8 @@ from PIL import Image
 from transformers import LlamaForSequenceClassification
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.judge import judge_files, main
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.commands.judge import judge as judge_files
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import endpoint as endpoint_module
@@ -21,6 +22,8 @@ from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
 from ..evaluation.faulty_server import FaultyServer, prefer_longer
+
+main = partial(run_tool, "judge", judge_files)
 
 PAIRS = 24
 """Of pair i the response of A is longer, where i % 3 is 0, as long as B's (1), or shorter (2)."""
@@ -279,7 +282,7 @@ def test_bad_input(files, write, server, tmp_path):
     fails("judge is missing; give --judge EndpointJudge with --judge.task tldr or hh", judge=None)
     fails("seed is -1", seed=-1)
     fails("prompt_price is -1.0", prompt_price=-1.0)
-    fails("are needed together", completion_price=1.0)
+    fails("give both or none", completion_price=1.0)
     fails("nowhere.jsonl does not exist", second="nowhere.jsonl")
     fails(r"a.jsonl and .*a.jsonl have the same 24 responses", second=files[0])
     fails(r"a.jsonl and .*copy.jsonl have the same 24 responses", second=write("copy.jsonl", rows(0)))

@@ -128,7 +128,7 @@ def test_categories_that_cannot_be_used(rows, message, files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--temperature=0", "temperature is 0.0, but it must be a number above 0"),
+        ("--temperature=0", "temperature is 0.0, but it must be above 0"),
         ("--output=pairs.csv", "must be a file ending in .jsonl"),
         ("--reward.lexicon=nowhere", "nowhere, which is no file"),
         ("--categories=nowhere.jsonl", "There is no file nowhere.jsonl; check the path"),

@@ -132,7 +132,7 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
             {"methods": {"dpo": {"vary": {"model.objective.beta": [0.1, 0.2]}}, "pacmr": None}},
             "but pacmr-noise30-seed0 has no baseline",
         ),
-        ({"prompt_price": 1.0}, {}, "prompt_price and completion_price are 1.0 and None"),
+        ({"prompt_price": 1.0}, {}, "prompt_price is 1.0 and completion_price is None"),
         ({"seed": -1}, {}, "the seed of evaluate is -1"),
         ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
         ({"predict": {"generation.temperature": -1}}, {}, "cannot be evaluated: temperature is -1"),

@@ -69,7 +69,7 @@ def test_cells(write_sweep, world):
         ({"methods": {"dpo": {"labels": "x"}}}, "method dpo: there is no key labels"),
         ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
         ({"noise_rates": ["much"]}, "noise_rates: expected a float, but got much"),
-        ({"noise_rates": [20]}, "the noise rate 20.0 is not in [0, 1)"),
+        ({"noise_rates": [20]}, "one of noise_rates is 20.0, but it must be at least 0 and below 1"),
         ({"seeds": []}, "seeds is [], but it needs at least one"),
         ({"seeds": [1, 1]}, "and none twice"),
         ({"jobs": 0}, "jobs is 0"),
