@@ -24,7 +24,7 @@ def few_resamples(request):
     draws = noise_rate.resampled_prompts
     with pytest.MonkeyPatch.context() as patch:
         if request.path.stem not in STATISTICS:
-            few = lambda prompts, n, seed: draws(prompts, min(n, 20), seed)  # noqa: E731
+            few = lambda prompts, n: draws(prompts, min(n, 20))  # noqa: E731
             patch.setattr(noise_rate, "resampled_prompts", few)
         yield
 

@@ -23,7 +23,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
-from pacmr_lightning.runs.folder import weight_parts
+from pacmr_lightning.runs.folder import read_weights, weight_parts
 
 from ...conftest import read_lines, write_lines
 from ..conftest import log_ratios
@@ -147,8 +147,18 @@ def test_the_reference_is_not_asked_again(run, monkeypatch):
     pd.testing.assert_frame_equal(again, first)
 
 
+def only_part(run):
+    """The file of all of a run's visits, written as one."""
+    visits = read_weights(run)
+    first, *others = weight_parts(run)
+    for part in others:
+        part.unlink()
+    visits.to_parquet(first)
+    return first
+
+
 def test_pre_update_scores(run):
-    (part,) = weight_parts(run)
+    part = only_part(run)
     records = pd.read_parquet(part)
     unseen = records["id"][records["step"] == 3].tolist()
     records[records["step"] != 3].to_parquet(part)
@@ -183,7 +193,7 @@ def test_linear_probe(run, monkeypatch):
 
 @pytest.mark.parametrize(("side", "judge"), [(1, "weight"), (-1, "linear probe")])
 def test_who_judges_by_default(run, capsys, side, judge):
-    (part,) = weight_parts(run)
+    part = only_part(run)
     pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
     audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
@@ -321,7 +331,7 @@ def test_the_policy_itself_with_a_known_share(run):
 
 def test_dpo_scorer_and_both_in_the_table(run):
     assert audit(run)["cross_fit_u"].isna().all()
-    (part,) = weight_parts(run)
+    part = only_part(run)
     part.unlink()  # without first visits nothing is chosen by them
     table = audit(run, "dpo")
     assert table["cross_fit_u"].is_monotonic_increasing
@@ -475,7 +485,7 @@ def test_dpo_run_has_no_weights(run):
     torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
     with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer policy"):
         audit(run, "vnet")
-    (part,) = weight_parts(run)
+    part = only_part(run)
     part.unlink()
     table = audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "u"

@@ -118,7 +118,7 @@ def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
         (["--scorer", "judge"], "scorer is judge, but judges is missing; add --judges+=EndpointJudge"),
         (["--judged_pairs", "5"], "judged_pairs is 5, but there are no judges; leave it out"),
         (["--prompt_price", "5"], "prompt_price is 5.0, but there are no judges; leave it out"),
-        (["--judges+=GoldJudge", "--prompt_price", "5"], "completion_price are 5.0 and None"),
+        (["--judges+=GoldJudge", "--prompt_price", "5"], "completion_price is None; give both"),
         (["--judges+=GoldJudge", "--judges+=GoldJudge"], "judges holds gold reward twice"),
         (["--judges+=GoldJudge", "--judged_pairs", "0"], "judged_pairs is 0"),
     ],
