@@ -420,6 +420,25 @@ def test_tldr():
         assert_run(row, printed, judge, "margin")
 
 
+def test_hh_with_half_a_billion_parameters():
+    rows = table(notebook("hh-half-billion"), "| run | accuracy")
+    for row, cells in zip(
+        kept_runs("hh-half-billion").to_dict("records"), list(rows.values())[1:], strict=True
+    ):
+        judge = cells[2][-2]
+        auroc = row["flip_auroc" if judge == "g" else "flip_auroc_u"]
+        numbers = [f"{row['accuracy']:.3f}", f"{row['token_kl']:.2f}", f"{auroc:.2f} ({judge})"]
+        numbers.append(f"{row['response_tokens']:.0f}, {row['truncated']}")
+        if row["method"] != "dpo":
+            numbers.append(
+                "{:.0f}, {:.0f}, {:.0f}".format(*(row[name] for name in ("wins", "ties", "losses")))
+            )
+            for name in ("win_score", "controlled"):
+                low, high = row[f"{name}_low"], row[f"{name}_high"]
+                numbers.append(f"{row[name]:.2f} [{low:.2f}, {high:.2f}]")
+        assert [cell for cell in cells if cell] == numbers
+
+
 def test_alpha_in_vnets_gradient():
     """Means and standard errors over the kept seeds, and the paired differences of the paper's VNet."""
     rows = [
