@@ -268,7 +268,8 @@ def decide(
     The rate of a reviewed sample replaces an estimate outside of its interval, one that is not identified and
     one by ``memorised`` labels.
 
-    ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels.
+    ``fallback_noise_rate`` is assumed if the estimate fails or the scorer has ``memorised`` labels. A higher
+    rate than the data allow would make u look nearly certain, and judges that contradict it unreliable.
     """
     estimate = partial(rate_by, pairs, scorer, evidence=evidence)
     notes: list[str] = []
@@ -292,13 +293,15 @@ def decide(
         found = estimate(noise_rate)
     # Uninformative scores separate labels at no rate.
     if needed and found.separates and fallback_noise_rate is not None:
-        assumed = fallback_noise_rate if memorised else min(fallback_noise_rate, found.at_most)
+        bounds = {fallback_noise_rate: ""}
+        if not memorised:
+            bounds[found.at_most] = "upper bound from the pairs with the largest |u|"
+        if not memorised and found.judged is not None:
+            bounds[found.high] = "upper end of the interval that the judges' votes leave"
+        assumed = min(bounds)
         found = replace(estimate(assumed), assumed=True)
-        why = f", the upper bound from the pairs with the largest |u| (fallback: {fallback_noise_rate:g})"
-        notes.append(
-            f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed"
-            f"{why if assumed < fallback_noise_rate else ''}."
-        )
+        why = f", the {bounds[assumed]} (fallback: {fallback_noise_rate:g})" * bool(bounds[assumed])
+        notes.append(f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed{why}.")
     return DecidedRate(found, notes, sample)
 
 

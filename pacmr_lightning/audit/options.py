@@ -52,7 +52,8 @@ class AuditOptions:
             the policy has learned too little.
         fallback_noise_rate: value to assume if the estimate fails or would be too low because the policy has
             memorised its labels. It is lowered to the upper bound from the pairs with the largest absolute u,
-            and not used for uninformative scores, unlike ``noise_rate``.
+            and to the interval's upper end with judges; uninformative scores do not use it, unlike
+            ``noise_rate``.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
         action: "drop" suspected label errors from the cleaned file, or "swap" their responses. Default:

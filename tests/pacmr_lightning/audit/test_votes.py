@@ -1,11 +1,12 @@
 """Noise rate, slope and reliabilities of judges from simulated scores, votes and decisions."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import expit, logit
 
 from pacmr_lightning.audit.asking import pairs_to_judge
-from pacmr_lightning.audit.noise_rate import estimate_noise_rate
+from pacmr_lightning.audit.noise_rate import decide, estimate_noise_rate
 from pacmr_lightning.audit.votes import Evidence
 
 
@@ -172,3 +173,20 @@ def test_a_known_rate_is_kept():
     u, prompts, votes, _ = simulated(2000, 0.3, 1.2, (0.8,))
     found = fitted(u, prompts, votes, known=0.2)
     assert found.rate == 0.2 and found.known and found.identified and (found.draws[:, 0] == 0.2).all()
+
+
+def test_no_higher_rate_is_assumed_than_votes_leave():
+    """Else u would pass for nearly certain, and a good judge that contradicts it for a poor one."""
+    u, prompts, votes, right = simulated(600, 0.27, 0.5, (0.7,), seed=9)
+    asked = np.random.default_rng(9).permutation(600) < 160
+    evidence = Evidence(["judge"], votes * asked[:, None], asked, np.zeros(600, dtype=int))
+    found, high = (estimate_noise_rate(u, prompts, rate, evidence=evidence) for rate in (None, 0.45))
+    assert not found.identified and found.separates and found.high < min(0.45, found.at_most)
+    pairs = pd.DataFrame({"u": u, "unpulled_u": u, "probe_u": u, "prompt": prompts})
+    used = decide(pairs, "probe", None, 0.45, memorised=False, evidence=evidence)
+    assert used.rate.rate == found.high and used.rate.assumed and "the judges' votes leave" in used.notes[0]
+    reliability = [rate.judged.table["reliability"][0] for rate in (high, used.rate)]
+    assert reliability[0] < reliability[1] < 0.75
+    loss = [-np.log(np.where(right, 1 - p, p)).mean() for p in (high.wrong(u), used.rate.wrong(u))]
+    assert loss[1] < loss[0] - 0.03
+    assert decide(pairs, "probe", None, 0.45, memorised=True, evidence=evidence).rate.rate == 0.45
