@@ -382,7 +382,7 @@ def test_shares_that_are_none(kind, share):
     ("make", "message"),
     [
         (lambda: TemperatureLabels(2, 0.3), r"tau 2 and share 0\.3; give one"),
-        (lambda: TemperatureLabels(0), "tau is 0, but a temperature"),
+        (lambda: TemperatureLabels(0), "tau is 0, but it must be above 0"),
         (lambda: TemperatureLabels(float("inf")), "tau is inf"),
         (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
         (lambda: AnnotatorNoise(0.3, {"a": 0.9}), r"reliabilities \{'a': 0\.9\} and share 0\.3; give one"),
