@@ -75,7 +75,8 @@ class RunCheckpoint(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
-        if _last_update_begins(trainer, batch_idx) and trainer.global_step != self._last_global_step_saved:
+        last = _ends_with(trainer, trainer.global_step + 1, batch_idx + trainer.accumulate_grad_batches)
+        if last and trainer.global_step != self._last_global_step_saved:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         number = max_over_ranks(self._received, trainer.strategy.root_device)
         if not number:
@@ -163,18 +164,14 @@ def _requeue() -> None:
 
 
 def _ends(trainer: Trainer) -> bool:
-    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-        return True
-    of_epoch = trainer.fit_loop.batch_idx + 1 == trainer.num_training_batches
-    return (
-        of_epoch and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
-    )
+    return _ends_with(trainer, trainer.global_step, trainer.fit_loop.batch_idx + 1)
 
 
-def _last_update_begins(trainer: Trainer, batch_idx: int) -> bool:
-    if trainer.max_steps != -1 and trainer.global_step + 1 >= trainer.max_steps:
+def _ends_with(trainer: Trainer, updates: int, batches: int) -> bool:
+    """Return whether nothing is left to train after so many updates, or batches of the present epoch."""
+    if trainer.max_steps != -1 and updates >= trainer.max_steps:
         return True
-    of_epoch = batch_idx + trainer.accumulate_grad_batches >= trainer.num_training_batches
+    of_epoch = batches >= trainer.num_training_batches
     return (
         of_epoch and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
     )

@@ -145,11 +145,13 @@ def _help_of(command: str) -> str:
 
 def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
     """Return a tool's name, its function, which has the name of its file in ``commands``, and arguments."""
-    name, rest = words[0], words[1:]
-    module = import_module(f".commands.{name.replace('-', '_')}", __package__)
+    file = words[0].replace("-", "_")
+    module = import_module(f".commands.{file}", __package__)
     if words[:2] == ["configs", "copy"]:
-        return "configs copy", module.copy, rest[1:]
-    return name, getattr(module, name.replace("-", "_")), rest[words[:2] == ["configs", "list"] :]
+        return "configs copy", module.copy, words[2:]
+    if words[:2] == ["configs", "list"]:
+        return "configs", module.configs, words[2:]
+    return words[0], getattr(module, file), words[1:]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,9 +15,7 @@ class UserError(Exception):
 
 def check_at_least(least: float, **options: float | None) -> None:
     """Raise a UserError for the first option below ``least``; None is allowed."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise UserError(f"{name} is {value}, but it must be at least {least}.")
+    check_within(f"[{least}, inf]", **options)
 
 
 def check_within(interval: str, hint: str = "", /, **options: float | None) -> None:

@@ -293,14 +293,14 @@ def decide(
         found = estimate(noise_rate)
     # Uninformative scores separate labels at no rate.
     if needed and found.separates and fallback_noise_rate is not None:
-        bounds = {fallback_noise_rate: ""}
-        if not memorised:
-            bounds[found.at_most] = "upper bound from the pairs with the largest |u|"
-        if not memorised and found.judged is not None:
-            bounds[found.high] = "upper end of the interval that the judges' votes leave"
-        assumed = min(bounds)
+        assumed, why = fallback_noise_rate, ""
+        bounds = [] if memorised else [(found.at_most, "upper bound from the pairs with the largest |u|")]
+        if bounds and found.judged is not None:
+            bounds.append((found.high, "upper end of the interval that the judges' votes leave"))
+        for bound, name in bounds:
+            if bound < assumed:  # never, if it is NaN
+                assumed, why = bound, f", the {name} (fallback: {fallback_noise_rate:g})"
         found = replace(estimate(assumed), assumed=True)
-        why = f", the {bounds[assumed]} (fallback: {fallback_noise_rate:g})" * bool(bounds[assumed])
         notes.append(f"The noise rate cannot be estimated from these scores; {assumed:.3g} is assumed{why}.")
     return DecidedRate(found, notes, sample)
 
