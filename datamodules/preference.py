@@ -331,6 +331,16 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             line += f"; an epoch of meta-batches: {_batches(meta, self.meta_batch_size, 'batch')}"
         return f"{line}."
 
+    def longest_pairs(self, count: int) -> PairBatch:
+        """Return the longest training pairs, or those of meta-batches if they are longer, longest first."""
+        assert self.train_pairs is not None
+        found = [self.train_pairs.longest(count)]
+        if self.clean_pairs is not None:
+            found.append(self.clean_pairs.longest(count))
+        elif self._rewords:
+            found.append(self.train_pairs.longest(count, augmented=True))
+        return max(found, key=lambda batch: batch.token_count)
+
     def check_model(self, policy: PolicyModel) -> None:
         """Raise a UserError if the policy has too few positions or embeddings for the loaded pairs."""
         for pairs in (self.train_pairs, self.validation_pairs, self.clean_pairs):

@@ -191,9 +191,11 @@ class SFTDataModule(LightningDataModule):
         for rows in self._rows.values():
             check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
 
-    def longest(self) -> tuple[int, int]:
-        """Return the tokens of the longest training row, and of the longest completion."""
-        return int(row_lengths(self._rows["train"], *_COLUMNS).max()), int(self._response_tokens.max())
+    def longest_batch(self) -> dict[str, Tensor]:
+        """Return a batch of the longest training rows."""
+        rows = self._rows["train"]
+        places = np.argsort(-row_lengths(rows, *_COLUMNS), kind="stable")[: self.batch_size]
+        return self._collate([rows[int(place)] for place in places])
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:

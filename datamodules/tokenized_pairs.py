@@ -14,7 +14,7 @@ from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
 
 from .cached_values import cached_values
-from .token_columns import check_readable, lengths_and_digest, token_parts, tokens_digest
+from .token_columns import check_readable, lengths_and_digest, row_lengths, tokens_digest
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
@@ -68,14 +68,17 @@ class TokenizedPairs:
         chosen.reference = None if self.reference is None else self.reference[list(indices)]
         return chosen
 
-    def longest(self) -> tuple[int, int]:
-        """Return the tokens of a prompt and a response of a longest pair, augmented prompts included."""
-        total = response = 0
-        for _, (prompt, augmented, chosen, rejected) in token_parts(self.rows, *_TOKENS):
-            both = chosen + rejected
-            response = max(response, int(both.max() + 1) // 2)
-            total = max(total, int((np.maximum(prompt, augmented) + both).max()))
-        return max(1, total - 2 * response), response
+    def lengths(self, augmented: bool = False) -> np.ndarray:
+        """Return (N,) tokens of each pair: its prompt, or ``augmented`` one if any, and both responses."""
+        prompt = "augmented_ids" if augmented else "prompt_ids"
+        return row_lengths(self.rows, prompt, "chosen_ids", "rejected_ids")
+
+    def longest(self, count: int, augmented: bool = False) -> PairBatch:
+        """Return the ``count`` longest pairs by falling length, or all; under ``augmented`` prompts."""
+        places = self.with_augmented_prompt if augmented else range(len(self))
+        lengths = self.lengths(augmented)
+        batch = self.batch(sorted(places, key=lambda i: -lengths[i])[:count], augmented)
+        return batch.augmented or batch
 
     @property
     def with_augmented_prompt(self) -> list[int]:

@@ -39,7 +39,6 @@ TOOLS = {
     "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
     "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
     "configs": "Lists the shipped configs, which --config finds by name, or copies one.",
-    "memory": "Estimates memory per device by strategy, and the operations of a run; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds of a file; writes tables and figures.",
 }
 

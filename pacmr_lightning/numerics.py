@@ -21,7 +21,7 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
 
 
 def recomputes(asked: bool | Literal["auto"]) -> bool:
-    """Return whether activations are recomputed in backward; "auto": on a GPU (but see ``runs.config``)."""
+    """Return whether activations are recomputed in backward; "auto": on a GPU, until a fit tries it."""
     return torch.cuda.is_available() if asked == "auto" else asked
 
 

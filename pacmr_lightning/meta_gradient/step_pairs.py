@@ -294,8 +294,3 @@ def _left_free(device: torch.device) -> int:
     """Bytes that neither others nor this process's largest step have taken."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-
-
-def affordable(pairs: int, adapter: int, left: float) -> bool:
-    """Return whether a GPU keeps the pairs' gradients, if the step leaves so many bytes free."""
-    return 4 * pairs * adapter <= max(SMALL, FREE * left)

@@ -21,7 +21,7 @@ _USED = {
     *(*OPTIMIZER, "max_grad_norm", "micro_batch_size", "micro_batch_tokens", "planned updates", "seed"),
     *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
     *("policy.attn_implementation", "policy.layout", "policy.compile", "policy.lora_compute_dtype"),
-    "weighting.keep_gradients",
+    *("weighting.keep_gradients", "policy.gradient_checkpointing", "gradient_checkpointing"),
 }
 """Options that a resumed fit may change; all others must equal the checkpoint's."""
 

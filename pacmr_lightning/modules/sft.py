@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedModel,
@@ -27,12 +27,14 @@ from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from ..policy.base_model import load_base, recompute_activations, weights_digest
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
 from ..policy.merged_adapters import untie_head
+from ..ranks import several_ranks
 from ..waiting import waiting
 from .datamodule import datamodule
+from .micro_batch_finder import Way, can_be_tried, chosen, first_that_fits, forward_and_backward
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, log_short_run, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
@@ -82,8 +84,8 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
-            fit`` where a step would not fit without it, and from Python on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU if a
+            step does not fit without it (``micro_batch_finder``).
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
@@ -122,6 +124,8 @@ class SFTModule(TrainedOnly):
         model, save_to = (None if path is None else str(path) for path in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
+        self.asks_gradient_checkpointing = gradient_checkpointing == "auto"
+        """True if a fit chooses."""
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
@@ -167,20 +171,22 @@ class SFTModule(TrainedOnly):
             return
         exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
-        dtype = self._base_dtype()
+        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
         with waiting(f"Loading {self.hparams['model'] or 'a new model'}"):
             if self.hparams["from_scratch"] is not None:
                 network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
             else:
                 network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
+        if self.asks_gradient_checkpointing and not network.supports_gradient_checkpointing:
+            self.asks_gradient_checkpointing = self.hparams["gradient_checkpointing"] = False
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             if is_fitting(self):
                 with waiting("Hashing the base model's weights"):
                     self._base_digest = weights_digest(network)
-            network = self._with_lora(network)
+            network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
         # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
@@ -188,22 +194,6 @@ class SFTModule(TrainedOnly):
         rank_zero_info(
             f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
         )
-
-    def unbuilt(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | PeftModel:
-        """Return the network as ``configure_model`` makes it, on the meta device: no memory, no weights."""
-        with torch.device("meta"):
-            if self.hparams["from_scratch"] is not None:
-                network = _new_llama(self.hparams["from_scratch"], tokenizer, self._base_dtype())
-            else:
-                config = AutoConfig.from_pretrained(adapter_chain(self.hparams["model"])[-1])
-                network = AutoModelForCausalLM.from_config(config, dtype=self._base_dtype())
-            return network if self.hparams["lora"] is None else self._with_lora(network)
-
-    def _base_dtype(self) -> torch.dtype:
-        return base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
-
-    def _with_lora(self, network: PreTrainedModel) -> PeftModel:
-        return add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
 
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
@@ -248,14 +238,52 @@ class SFTModule(TrainedOnly):
     def on_fit_start(self) -> None:
         """Refuse a trainer precision that cast trained weights to half precision."""
         assert self.network is not None
-        network = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
-        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", network)
+        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", self._plain)
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
                     f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
                     "trainer.precision to 32-true or bf16-mixed."
                 )
+        # A checkpoint has the choice of its fit.
+        if self.asks_gradient_checkpointing and self.trainer.ckpt_path is None:
+            self._try_recomputation()
+
+    @property
+    def _plain(self) -> PreTrainedModel:
+        """The transformers model, with its LoRA layers if any."""
+        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
+        return cast("PreTrainedModel", plain)
+
+    def _try_recomputation(self) -> None:
+        """Choose ``gradient_checkpointing``, and print it."""
+        assert self.network is not None
+        device, data = self.trainer.strategy.root_device, datamodule(self.trainer)
+        if not can_be_tried(device):
+            self._recompute(False, "the default without a GPU")
+            return
+        batch = move_data_to_device(data.longest_batch(), device)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
+        def loss() -> Tensor:
+            with self.trainer.precision_plugin.train_step_context():
+                return self.token_losses(batch).sum()
+
+        def step(way: Way) -> None:
+            recompute_activations(self._plain, way.recomputed, dropout=True)
+            # AdamW's two moments, and DDP's buckets.
+            forward_and_backward(trained, loss, copies=2 + several_ranks())
+
+        ways = [Way(data.batch_size, recomputed) for recomputed in (False, True)]
+        found = first_that_fits(ways, step, device)
+        self._recompute(found.way.recomputed, found)
+
+    def _recompute(self, recomputed: bool, why: object) -> None:
+        """Recompute activations from now on, or keep them, and print it."""
+        recompute_activations(self._plain, recomputed, dropout=True)
+        self.hparams["gradient_checkpointing"] = recomputed
+        self.options["gradient_checkpointing"] = recomputed
+        rank_zero_info(chosen({"--model.gradient_checkpointing": recomputed}, why))
 
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
@@ -283,6 +311,8 @@ class SFTModule(TrainedOnly):
             )
         if not is_fitting(self):
             return
+        if self.asks_gradient_checkpointing:
+            self._recompute(checkpoint["options"]["gradient_checkpointing"], "the checkpoint's")
         check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(
@@ -295,7 +325,7 @@ class SFTModule(TrainedOnly):
         use_options(self, *(self.hparams[name] for name in ("learning_rate", "betas", "weight_decay")))
 
     def _options(self) -> dict[str, Any]:
-        names = (*OPTIMIZER, "dtype", "lora", "from_scratch")
+        names = (*OPTIMIZER, "dtype", "lora", "from_scratch", "gradient_checkpointing")
         trainer = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
         return {
             **flat_options("", {name: self.hparams[name] for name in names}),

@@ -213,6 +213,10 @@ def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropo
     """Turn activation checkpointing on or off; ``dropout`` saves the random state with it."""
     # transformers' older name is gradient checkpointing.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if recomputed and not model.supports_gradient_checkpointing:
+        raise UserError(
+            f"{type(model).__name__} cannot recompute activations; set gradient_checkpointing to false."
+        )
     if recomputed:
         getattr(model, f"{kind}_checkpointing_enable")(
             {"use_reentrant": False, "preserve_rng_state": dropout}

@@ -77,8 +77,8 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
-            fit`` where a step would not fit without it, and from Python on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, in a
+            fit only if a step does not fit without it (``modules.micro_batch_finder``).
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
@@ -138,6 +138,8 @@ class PolicyModel(Recorded, nn.Module):
         }
         self.name = str(model)
         self.gradient_checkpointing = recomputes(gradient_checkpointing)
+        self.asks_gradient_checkpointing = gradient_checkpointing == "auto"
+        """True if a fit chooses."""
         self.attn_implementation = attn_implementation
         self.layout = layout
         self.logit_chunk = logit_chunk
@@ -188,6 +190,8 @@ class PolicyModel(Recorded, nn.Module):
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
                 save_with_bases, self.peft, chain
             )
+        if self.asks_gradient_checkpointing and not self.model.supports_gradient_checkpointing:
+            self.gradient_checkpointing = self.asks_gradient_checkpointing = False
         if self.gradient_checkpointing:
             recompute_activations(self.model)
         if self.compiles:
@@ -200,6 +204,12 @@ class PolicyModel(Recorded, nn.Module):
                 f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
                 f"{trained:,} trained of {base.num_parameters():,} parameters."
             )
+
+    def recompute(self, recomputed: bool) -> None:
+        """Recompute activations in backward from now on, or keep them."""
+        if recomputed != self.gradient_checkpointing:
+            recompute_activations(self.model, recomputed)
+            self.gradient_checkpointing = recomputed
 
     @property
     def model(self) -> PreTrainedModel:

@@ -16,6 +16,8 @@ from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
 
 T = TypeVar("T")
+LLAMA = "llama-2-7b"
+"""Model whose number of parameters needs no files."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Evaluation:
 
 @dataclass
 class Workload:
-    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs, as in ``pacmr memory``."""
+    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs."""
 
     pairs: int
     """Training pairs per epoch."""
@@ -79,7 +81,7 @@ class Workload:
     """Peak of one GPU at the policy's dtype (dense), from its data sheet."""
     utilization: float
     """Share of that peak that is expected, above 0 and at most 1."""
-    model: str = "llama-2-7b"
+    model: str = LLAMA
     """Policy: folder or Hub id, of which only the configuration is read, or ``llama-2-7b``."""
     validation_pairs: int = 0
     """Pairs per validation, unless the trainer limits it."""

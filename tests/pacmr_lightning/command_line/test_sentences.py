@@ -133,10 +133,8 @@ validate --ckpt_pat x
     --ckpt_pat: unknown option; did you mean --ckpt_path?
 predict --generation.outpt x
     --generation.outpt: unknown option; did you mean
-memory --rank x
-    rank: expected an int, but got x.
-memory --devices '[1, x]'
-    devices: expected an int, but got x in [1, 'x'].
+sweep nowhere.yaml --jobs x
+    jobs: expected an int, but got x.
 inspect --source Files
     source.train: missing;
 judge a

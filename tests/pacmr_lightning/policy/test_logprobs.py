@@ -22,7 +22,8 @@ from pacmr_lightning.policy.token_layout import (
     shared_rows,
 )
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.memory_estimate import LiveBytes
+
+from .live_bytes import LiveBytes
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "packed_shared", "plain")

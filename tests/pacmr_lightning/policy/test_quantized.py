@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
@@ -17,7 +17,6 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import quantized as module
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
 
 BETA = 0.7
@@ -129,29 +128,6 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
         found = estimator.coefficients(pairs, direction).double()
         # Pair by pair; a central difference's step leaves 7e-4 in float64 too.
         torch.testing.assert_close(found, truth, rtol=tolerance, atol=0, msg=type(estimator).__name__)
-
-
-def test_memory_counts_what_the_layers_hold(bnb, make_policy):
-    policy = make_policy(**WIDE, dtype="bfloat16")
-    real = sum(
-        p.numel() * p.element_size() for name, p in policy.model.named_parameters() if "lora_" not in name
-    )
-    for layer in packed_layers(policy.model, bnb).values():
-        state = layer.weight.quant_state
-        tensors = (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
-        real += sum(t.numel() * t.element_size() for t in tensors)
-    config = policy.model.config.to_dict()
-    del config["quantization_config"]
-    config = LlamaConfig(**config)
-    counted, largest = four_bit_base(config, torch.bfloat16)
-    assert counted == real and largest == 2 * 64 * 128
-    assert held(build(config, 4, "all-linear", torch.bfloat16), 0, 1, 0.0, base=counted).base == real
-
-
-def test_memory_says_what_it_counted(model, capsys):
-    cli.main(["memory", "--model", model, "--quantization", "4bit", "--devices", "[1]"])
-    text = capsys.readouterr().out
-    assert "in 4bit, computed in bfloat16" in text and "ddp" in text and "zero" not in text
 
 
 def test_without_the_package(monkeypatch):

@@ -102,7 +102,6 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     there = {*Path().iterdir(), Path("sweep.yaml")}
     sweep = read_yaml(str(file))
     if not whole:
-        sweep.pop("estimate", None)  # operations of a 7B model take seconds to count
         for method in filter(None, sweep["methods"].values()):
             method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
