@@ -57,12 +57,8 @@ TABLE = {
     "peft.tuners.lora:LoraLayer": "lora_A lora_B lora_variant",
     "torch": "_foreach_add _foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
-    "torch:UntypedStorage": "_cdata",
     "torch._dynamo.config": "recompile_limit",
-    "torch._subclasses.fake_tensor": "FakeTensorMode",
     "torch.nn:Module": "_forward_hooks _forward_pre_hooks",
-    "torch.utils._python_dispatch": "TorchDispatchMode",
-    "torch.utils._pytree": "tree_leaves",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": (
         "_supports_flash_attn _supports_flex_attn _supports_sdpa set_attn_implementation"

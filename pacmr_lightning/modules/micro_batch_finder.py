@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
     def __str__(self) -> str:
         used, total = self.peak / GIB, self.total / GIB
-        return f"with the longest rows a step took {used:.3g} of the GPU's {total:.3g} GiB (measured)"
+        return f"a step with the longest rows took {used:.3g} of the GPU's {total:.3g} GiB (measured)"
 
 
 def can_be_tried(device: torch.device) -> bool:

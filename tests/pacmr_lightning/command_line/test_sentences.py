@@ -134,7 +134,7 @@ validate --ckpt_pat x
 predict --generation.outpt x
     --generation.outpt: unknown option; did you mean
 sweep nowhere.yaml --jobs x
-    jobs: expected an int, but got x.
+    jobs: expected an int or null, but got x.
 inspect --source Files
     source.train: missing;
 judge a
