@@ -30,7 +30,7 @@ from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_pairs
-from .tokenized_pairs import TokenizedPairs
+from .tokenized_pairs import TokenizedPairs, check_model
 from .tokenizer import load_tokenizer, prompt_tokens
 
 _KEPT_OPTIONS = (
@@ -332,10 +332,9 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         return f"{line}."
 
     def check_model(self, policy: PolicyModel) -> None:
-        """Raise a UserError if the policy has too few positions or embeddings for the loaded pairs."""
-        for pairs in (self.train_pairs, self.validation_pairs, self.clean_pairs):
-            if pairs is not None:
-                pairs.check_model(policy)
+        """Check the policy on the loaded pairs (``tokenized_pairs.check_model``)."""
+        splits = (self.train_pairs, self.validation_pairs, self.clean_pairs)
+        check_model(policy, *(pairs for pairs in splits if pairs is not None))
 
     def fill_reference(self, policy: PolicyModel) -> None:
         """Set the reference log-probabilities of training pairs and meta-batches for ``reference: cached``.

@@ -157,6 +157,23 @@ class PairBatch:
         return replace(self, reference=reference)
 
     @property
+    def sizes(self) -> Tensor:
+        """(N, 3) tokens of prompt, chosen and rejected."""
+        return torch.stack([(self.segment_ids == part).sum(1) for part in list(Segment)[1:]], dim=1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N, 2) tokens of a pair's row, and of the longer of its two sequences."""
+        sizes = self.sizes
+        return torch.stack([sizes.sum(1), sizes[:, 0] + sizes[:, 1:].amax(1)], dim=1)
+
+    def extremes(self) -> PairBatch:
+        """Return the pairs with the longest row, the longest sequence, and the shortest row, in this order."""
+        row, sequence = self.lengths.cpu().T
+        places = dict.fromkeys(int(i) for i in (row.argmax(), sequence.argmax(), row.argmin()))
+        return self[torch.tensor(list(places))]
+
+    @property
     def token_count(self) -> int:
         """Tokens of all rows without padding (a shared prompt counts once)."""
         return int((self.segment_ids != Segment.PAD).sum())

@@ -29,8 +29,9 @@ from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
 from ..policy.chunked_log_probs import upcast
-from ..policy.lora import OVERRULED, add_lora, check_keys
+from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
 from ..policy.merged_adapters import untie_head
+from ..policy.rotary import choose_by_row
 from ..waiting import waiting
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
@@ -124,6 +125,7 @@ class SFTModule(TrainedOnly):
         self.network: PreTrainedModel | PeftModel | None = None
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
+        self._rotary_by_row = False
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
         self.train_loss = MeanMetric(dist_sync_on_step=True)
@@ -181,6 +183,11 @@ class SFTModule(TrainedOnly):
                 with waiting("Hashing the base model's weights"):
                     self._base_digest = weights_digest(network)
             network = self._with_lora(network)
+        elif others := other_parts(network):
+            for name in others:
+                network.get_submodule(name).requires_grad_(False)
+            rank_zero_info(f"{type(network).__name__} is trained without {', '.join(others)}.")
+        self._rotary_by_row = choose_by_row(network, network.config) is not None
         # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
@@ -208,9 +215,10 @@ class SFTModule(TrainedOnly):
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
         assert self.network is not None
-        logits = self.network(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-        ).logits
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        if self._rotary_by_row:  # padding has the last position
+            inputs["position_ids"] = batch["attention_mask"].cumsum(1) - 1
+        logits = self.network(**inputs, use_cache=False).logits
         targets = batch["labels"][:, 1:]
         is_response = targets != IGNORED
         # Selected first: an fp32 copy of all logits would be the step's largest tensor.
@@ -337,7 +345,7 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
             f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} has "
             f"{rows} embeddings; set the datamodule's tokenizer to {name}."
         )
-    if model.config.pad_token_id is None:
+    if getattr(model.config, "pad_token_id", None) is None:  # Gemma 3 has it in its text_config
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
 

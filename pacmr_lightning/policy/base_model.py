@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -187,11 +188,18 @@ def _switch_off_dropout(model: PreTrainedModel) -> None:
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
             holder.p = 0.0
+        if isinstance(holder, nn.Module) and "Router" in type(holder).__name__:
+            # Phi-MoE draws its experts in training mode.
+            holder.eval().train = partial(_unchanged, holder)  # type: ignore[method-assign]
         for name, value in list(vars(holder).items()):
             if isinstance(value, float) and (
                 "dropout" in name or name.endswith(others) or name == "jitter_noise"
             ):
                 setattr(holder, name, 0.0)
+
+
+def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 def weights_digest(model: PreTrainedModel) -> str:

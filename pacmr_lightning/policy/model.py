@@ -39,6 +39,7 @@ from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lor
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
 from .mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
+from .rotary import choose_by_row
 from .selfcheck import choose_plan
 from .token_layout import Layout, Rows, rows_of
 
@@ -150,8 +151,11 @@ class PolicyModel(Recorded, nn.Module):
         """True after this process's first optimizer step, when peak memory is representative."""
         self.pair_memory: int | None = None
         """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
+        self.generates_alone: bool | None = None
+        """True if a prompt's neighbours change its responses; None until there are some."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
+        self._checked = (0, 0)
 
     def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
         """Load the base and add the adapter, once; ``announce`` prints a summary.
@@ -188,6 +192,7 @@ class PolicyModel(Recorded, nn.Module):
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
                 save_with_bases, self.peft, chain
             )
+        self._length_limit = choose_by_row(self.model, self.model.config)
         if self.gradient_checkpointing:
             recompute_activations(self.model)
         if self.compiles:
@@ -358,7 +363,9 @@ class PolicyModel(Recorded, nn.Module):
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
-        if rows.position_ids is not None:
+        # Rotary frequencies by row need a row's own positions.
+        by_row = self._length_limit is not None and rows.position_ids is not None
+        if by_row or not rows.whole_logits:
             inputs["position_ids"] = rows.position_ids
         return inputs | {"input_ids": rows.input_ids, "use_cache": False}
 
@@ -366,21 +373,36 @@ class PolicyModel(Recorded, nn.Module):
         pieces = -(-len(rows.targets) // self.logit_chunk)
         return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
 
-    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
-        if self._plan is None:
-            if self.compiles and self.is_sharded:
-                raise UserError(
-                    "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
-                    "to false, or use a lower stage."
-                )
-            self._plan = choose_plan(
-                self.model, self.attn_implementation, self.layout, batch, self.log_probs_in, self.compiles
+    def check(self, pairs: PairBatch) -> None:
+        """Choose attention and layout by the self-check of these pairs, unless longer ones have been checked.
+
+        On all processes alike: the longest and the shortest pairs of a run, before their values are computed.
+        """
+        if self.compiles and self.is_sharded:
+            raise UserError(
+                "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
+                "to false, or use a lower stage."
             )
+        row, sequence = pairs.lengths.amax(0).tolist()
+        if row <= self._checked[0] and sequence <= self._checked[1]:
+            return
+        self._checked = max(row, self._checked[0]), max(sequence, self._checked[1])
+        self._plan = choose_plan(
+            self.model, self.attn_implementation, self.layout, pairs, self.score, self.compiles
+        )
+
+    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
+        # A loop of one's own may not call ``check``. Processes differ in their batches, so that after the
+        # first they could not check together.
+        if self._plan is None or not torch.distributed.is_initialized():
+            self.check(batch[:1] if self.is_sharded else batch)
+        assert self._plan is not None
         return self._plan
 
-    def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
-        """Return what log-probabilities depend on besides weights and tokens."""
-        plan = self._plan_for(batch)
+    def log_prob_options(self) -> dict[str, Any]:
+        """Return what log-probabilities depend on besides weights and tokens, after a ``check``."""
+        plan = self._plan
+        assert plan is not None, "pairs are checked before their values are computed"
         config = self.model.config.to_dict()
         # These do not change log-probabilities.
         ignored = ("_name_or_path", "transformers_version", "use_cache")
@@ -395,8 +417,8 @@ class PolicyModel(Recorded, nn.Module):
         }
 
     @torch.no_grad()
-    def generate(self, **options: Any) -> Tensor:
-        """Generate with transformers; returns prompt and continuation.
+    def generate(self, **options: Any) -> Any:
+        """Generate with transformers; returns prompt and continuation, or what ``options`` ask for.
 
         Of the model's ``generation_config`` only special tokens apply. SDPA replaces FlexAttention, which
         would compile for every length.
@@ -409,8 +431,11 @@ class PolicyModel(Recorded, nn.Module):
             return_freed_memory()
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
+        length = options["input_ids"].shape[1] + options["max_new_tokens"]
+        # Cached keys would keep the frequencies of a shorter sequence.
+        use_cache = self._length_limit is None or length <= self._length_limit
         try:
-            return self.peft.generate(**options, use_cache=True)
+            return self.peft.generate(**options, use_cache=use_cache)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

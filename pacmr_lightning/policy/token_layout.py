@@ -54,7 +54,7 @@ class Rows:
     packing: Packing | None = None
     """Sequences of the row of packed pairs."""
     whole_logits: bool = False
-    """Use the model's own logits, which it may transform."""
+    """Use the model's own logits, which it may transform, and its own positions."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sum (K,) values of the response tokens by response."""
@@ -71,9 +71,33 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     if layout == "packed_shared":
         return packed_shared_rows(batch)
     if layout == "plain":
-        return replace(separate_rows(batch), position_ids=None, whole_logits=True)
+        return replace(separate_rows(batch), whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
     return padded(rows, row_multiple(batch.input_ids.device))
+
+
+def alone_rows(batch: PairBatch) -> list[Rows]:
+    """Each of N chosen, then N rejected sequences on its own, as "plain"; each is the chosen of one pair."""
+    rows = separate_rows(batch)
+    assert rows.real is not None
+    found = []
+    for place, length in enumerate(rows.real.sum(1).tolist()):
+        own = rows.owner == place
+        column = rows.source[1][own]
+        found.append(
+            Rows(
+                input_ids=rows.input_ids[place : place + 1, :length],
+                position_ids=None,
+                source=(torch.zeros_like(column), column),
+                targets=rows.targets[own],
+                owner=torch.zeros_like(column),
+                token_pair=rows.token_pair[place : place + 1, :length],
+                pairs=1,
+                real=rows.real[place : place + 1, :length],
+                whole_logits=True,
+            )
+        )
+    return found
 
 
 def row_multiple(device: torch.device) -> int:
@@ -144,7 +168,8 @@ def separate_rows(batch: PairBatch) -> Rows:
     row, col = (real & (column >= prompt_length[:, None])).nonzero(as_tuple=True)
     return Rows(
         input_ids=input_ids,
-        position_ids=column,
+        # Padding has the last position, for rotary frequencies may depend on a row's largest.
+        position_ids=torch.minimum(column, lengths[:, None] - 1),
         source=(row, col - 1),
         targets=input_ids[row, col],
         owner=row,
@@ -181,7 +206,6 @@ def packed_shared_rows(batch: PairBatch) -> Rows:
     real = batch.segment_ids != Segment.PAD
     column = real.flatten().cumsum(0).view_as(real) - 1
     row, col = rows.source
-    parts = (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
     return replace(
         rows,
         input_ids=rows.input_ids[real][None],
@@ -189,5 +213,5 @@ def packed_shared_rows(batch: PairBatch) -> Rows:
         source=(torch.zeros_like(row), column[row, col]),
         token_pair=rows.token_pair[real][None],
         segment_ids=None,
-        packing=Packing.of(torch.stack([(batch.segment_ids == part).sum(1) for part in parts], dim=1)),
+        packing=Packing.of(batch.sizes),
     )

@@ -132,7 +132,7 @@ def refused(policy, batch, *warned):
     with ExitStack() as stack:
         for words in warned:
             stack.enter_context(pytest.warns(UserWarning, match=words))
-        error = r"does not work with flex_attention here.*attn_implementation to auto"
+        error = r"No layout .* with flex_attention attention .*attn_implementation to auto"
         stack.enter_context(pytest.raises(UserError, match=error))
         policy.log_probs(batch)
 
@@ -183,12 +183,12 @@ def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
         lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
     )
     policy.log_probs(pair)
-    assert set(enabled[:3]) == {(False, False)} and set(enabled[3:]) == {(True, True)}
+    assert set(enabled[:5]) == {(False, False)} and set(enabled[5:]) == {(True, True)}
     monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
     enabled.clear()
-    policy._plan = None
+    policy._plan, policy._checked = None, (0, 0)
     policy.log_probs(pair)
-    assert set(enabled[:3]) == {(False, True)} and set(enabled[3:]) == {(True, True)}
+    assert set(enabled[:5]) == {(False, True)} and set(enabled[5:]) == {(True, True)}
 
 
 @pytest.mark.parametrize(("tokens_worth", "layout"), [(55, "shared"), (62, "plain")])
@@ -197,14 +197,14 @@ def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_po
     policy = make_policy()
     tokens = torch.arange(3, 60).tolist()
     pair = PairBatch.collate(["x"], [tokens[:9]], [[*tokens, 2]], [[5, 2]])
-    right, error = policy.log_probs_in, tokens_worth * TOLERANCE[torch.float32]
+    right, error = policy.score, tokens_worth * TOLERANCE[torch.float32]
 
-    def noisy(layout, batch):
-        found = right(layout, batch)
-        found.chosen = found.chosen + (layout != "plain") * error
+    def noisy(rows, *arguments):
+        found = right(rows, *arguments)
+        found.chosen = found.chosen + (not rows.whole_logits) * error
         return found
 
-    monkeypatch.setattr(policy, "log_probs_in", noisy)
+    monkeypatch.setattr(policy, "score", noisy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         policy.log_probs(pair)
