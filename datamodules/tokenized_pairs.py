@@ -71,23 +71,22 @@ class TokenizedPairs:
         return max(1, total - 2 * response), response
 
     def extremes(self) -> list[tuple[str, list[int], list[int], list[int]]]:
-        """Return id, prompt, chosen and rejected of the longest row, the longest sequence and the shortest row.
+        """Return id, prompt, chosen and rejected of the longest row, longest sequence and shortest row.
 
-        A prompt is the longer of a pair's own and its augmented one, if there is one.
+        Each is there with its augmented prompt, too, if it has one.
         """
         parts = [np.stack(counts) for _, counts in token_parts(self.rows, *_TOKENS)]
         prompt, augmented, chosen, rejected = np.concatenate(parts, axis=1)
         longer, both = np.maximum(prompt, augmented), chosen + rejected
         sequence = longer + np.maximum(chosen, rejected)
-        places = {
-            int(i): None for i in ((longer + both).argmax(), sequence.argmax(), (longer + both).argmin())
-        }
-        columns = self.rows[list(places)]
-        prompts = [
-            max(own, view or [], key=len)
-            for own, view in zip(columns["prompt_ids"], columns["augmented_ids"], strict=True)
+        places = {int(i) for i in ((longer + both).argmax(), sequence.argmax(), (prompt + both).argmin())}
+        columns = self.rows[sorted(places)]
+        return [
+            (columns["id"][i], prompt, columns["chosen_ids"][i], columns["rejected_ids"][i])
+            for name in _TOKENS[:2]
+            for i, prompt in enumerate(columns[name])
+            if prompt
         ]
-        return list(zip(columns["id"], prompts, columns["chosen_ids"], columns["rejected_ids"], strict=True))
 
     @property
     def with_augmented_prompt(self) -> list[int]:
@@ -174,7 +173,7 @@ class TokenizedPairs:
 
 
 def check_model(policy: PolicyModel, *splits: TokenizedPairs) -> None:
-    """Check a policy on the longest and shortest pairs of all splits, and choose attention and layout by them.
+    """Check a policy on the longest and shortest pairs of all splits; choose attention and layout by them.
 
     Raises:
         UserError: it has too few positions or embeddings for the pairs, or cannot compute them.

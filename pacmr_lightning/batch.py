@@ -168,7 +168,7 @@ class PairBatch:
         return torch.stack([sizes.sum(1), sizes[:, 0] + sizes[:, 1:].amax(1)], dim=1)
 
     def extremes(self) -> PairBatch:
-        """Return the pairs with the longest row, the longest sequence, and the shortest row, in this order."""
+        """Return the pairs with the longest row, the longest sequence and the shortest row, in this order."""
         row, sequence = self.lengths.cpu().T
         places = dict.fromkeys(int(i) for i in (row.argmax(), sequence.argmax(), row.argmin()))
         return self[torch.tensor(list(places))]

@@ -79,8 +79,7 @@ def memory(
         gradient_checkpointing: recompute activations in backward; "auto" decides by ``device_memory``.
         device_memory: free GiB per device before the run, 78 on an H100 or A100 of 80 GB; it also decides
             whether VNet's update keeps per-pair gradients.
-        layout: "shared" computes a prompt once for both responses ("packed_shared" as well), "separate" twice
-            ("packed" as well).
+        layout: "shared" computes a prompt once for both responses ("packed_shared", too), "separate" twice.
         micro_batch_size: pairs in one forward pass; with ``micro_batch_tokens``, as many as fit its tokens.
         prompt_tokens: tokens of each prompt.
         response_tokens: tokens of each response.

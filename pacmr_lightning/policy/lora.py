@@ -117,7 +117,7 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 
 def other_parts(model: PreTrainedModel) -> list[str]:
-    """Return names of the parts beside the language model, such as a vision tower, which text does not run."""
+    """Return the names of parts beside the language model that text does not run, such as a vision tower."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     if any(decoder is one for one in (model, model.base_model, head)):
         return []

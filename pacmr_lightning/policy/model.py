@@ -83,10 +83,10 @@ class PolicyModel(Recorded, nn.Module):
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
-            "packed" puts the sequences into one row without padding (for FlashAttention), "packed_shared"
-            the pairs with a shared prompt (by ``varlen_attn`` on a GPU with a half-precision base, else by
-            SDPA for each sequence). "auto" takes "packed_shared" on such a GPU, "packed" with FlashAttention
-            and "shared" otherwise. Any is checked on a real pair first.
+            "packed_shared" puts pairs with a shared prompt into one row without padding (by ``varlen_attn``
+            on a GPU with a half-precision base, else by SDPA for each sequence). "auto" takes it on such a
+            GPU, "separate" with FlashAttention and "shared" otherwise. Any is checked on the longest and
+            shortest pairs first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
@@ -364,8 +364,7 @@ class PolicyModel(Recorded, nn.Module):
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
         # Rotary frequencies by row need a row's own positions.
-        by_row = self._length_limit is not None and rows.position_ids is not None
-        if by_row or not rows.whole_logits:
+        if self._length_limit is not None or not rows.whole_logits:
             inputs["position_ids"] = rows.position_ids
         return inputs | {"input_ids": rows.input_ids, "use_cache": False}
 

@@ -1,7 +1,7 @@
 """Rotary frequencies that depend on a sequence's length, chosen for each row.
 
-transformers chooses them by the largest position of the whole batch (longrope), or of all batches since the last
-short one (dynamic NTK), so that a sequence's values depend on its neighbours.
+transformers chooses them by the largest position of the whole batch (longrope), or of all batches since the
+last short one (dynamic NTK), so that a sequence's values depend on its neighbours.
 """
 
 import inspect
@@ -35,7 +35,7 @@ def length_limit(config: PreTrainedConfig) -> int | None:
 
 
 def choose_by_row(model: nn.Module, config: PreTrainedConfig) -> int | None:
-    """Make rotary embeddings choose their frequencies for each row of position ids; return ``length_limit``."""
+    """Make rotary embeddings choose frequencies for each row of position ids; return ``length_limit``."""
     limit = length_limit(config)
     for module in model.modules():
         takes = "Rotary" in type(module).__name__ and inspect.signature(module.forward).parameters

@@ -68,12 +68,12 @@ def choose_plan(
 ) -> AttentionPlan:
     """Return and activate the first plan that matches the model's own forward on the batch's extreme pairs.
 
-    The own forward reads each sequence on its own. A plan must give the longest pair's values and gradient, and
-    all values in one batch. They are compared with SDPA's plain kernel, since a kernel may be wrong in backward
-    only. Large activations may amplify rounding beyond any fixed tolerance. The limit is then
-    ``ROUNDING_FACTOR`` times what rounding changes in the model's own forward. In half precision this may be
-    too much to reveal a wrong mask, so the plan must also agree with the base cast to fp32. All processes use
-    the same plan.
+    The own forward reads one sequence at a time. A plan must give the longest pair's values and gradient, and
+    all values in one batch. They are compared with SDPA's plain kernel, since a kernel may be wrong in
+    backward only. Large activations may amplify rounding beyond any fixed tolerance. The limit is then
+    ``ROUNDING_FACTOR`` times what rounding changes in the own forward. In half precision this may be too much
+    to reveal a wrong mask, so the plan must also agree with the base cast to fp32. All processes use the same
+    plan.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
@@ -97,14 +97,14 @@ def choose_plan(
                 return plan
             if following is not None:
                 rank_zero_warn(
-                    f"{name} with {plan.attention} attention does not use the {plan.layout} layout ({fault}); "
-                    f"falling back to {following}."
+                    f"{name} with {plan.attention} attention does not use the {plan.layout} layout "
+                    f"({fault}); falling back to {following}."
                 )
     finally:
         model.train(was_training)
     raise UserError(
-        f"No layout gives {name} with {plan.attention} attention the values of each sequence alone ({fault}); "
-        "set attn_implementation to auto or sdpa, or name another model."
+        f"No layout gives {name} with {plan.attention} attention the values of each sequence alone "
+        f"({fault}); set attn_implementation to auto or sdpa, or name another model."
     )
 
 

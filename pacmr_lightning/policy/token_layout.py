@@ -3,7 +3,6 @@
 * shared: a row is prompt + chosen + rejected. Each response attends to the prompt and itself, and its
   positions continue the prompt's.
 * separate: prompt + chosen in the first N rows, prompt + rejected in the last N. Every model supports it.
-* packed: the "separate" sequences in one row without padding, kept apart by restarting positions.
 * packed_shared: the "shared" rows in one row without padding, kept apart by an attention of their own.
 """
 
@@ -18,7 +17,7 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 from .packed_attention import Packing
 
-Layout = Literal["shared", "separate", "packed", "packed_shared", "plain"]
+Layout = Literal["shared", "separate", "packed_shared", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
 PROMPT_ONCE = ("auto", "shared", "packed_shared")
 """Values of the option ``layout`` that compute a prompt once for both responses."""
@@ -28,13 +27,13 @@ PROMPT_ONCE = ("auto", "shared", "packed_shared")
 class Rows:
     """Model inputs of N pairs in R rows of T tokens, and sources of their K response tokens.
 
-    One of ``segment_ids``, ``real``, ``lengths`` and ``packing`` defines the mask.
+    One of ``segment_ids``, ``real`` and ``packing`` defines the mask.
     """
 
     input_ids: Tensor
     """(R, T) int64."""
-    position_ids: Tensor | None
-    """(R, T) int64; None for the model's default."""
+    position_ids: Tensor
+    """(R, T) int64."""
     source: tuple[Tensor, Tensor]
     """(K,) row and column of the hidden state that predicts each response token."""
     targets: Tensor
@@ -49,8 +48,6 @@ class Rows:
     """(R, T) ``Segment`` of each token, of shared rows."""
     real: Tensor | None = None
     """(R, T) bool, not padding, of separate rows."""
-    lengths: Tensor | None = None
-    """(2N,) sequence lengths of the packed row."""
     packing: Packing | None = None
     """Sequences of the row of packed pairs."""
     whole_logits: bool = False
@@ -66,8 +63,6 @@ class Rows:
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     """Return the batch in a layout, padded for its device."""
-    if layout == "packed":
-        return packed_rows(batch)
     if layout == "packed_shared":
         return packed_shared_rows(batch)
     if layout == "plain":
@@ -87,7 +82,7 @@ def alone_rows(batch: PairBatch) -> list[Rows]:
         found.append(
             Rows(
                 input_ids=rows.input_ids[place : place + 1, :length],
-                position_ids=None,
+                position_ids=rows.position_ids[place : place + 1, :length],
                 source=(torch.zeros_like(column), column),
                 targets=rows.targets[own],
                 owner=torch.zeros_like(column),
@@ -179,30 +174,9 @@ def separate_rows(batch: PairBatch) -> Rows:
     )
 
 
-def packed_rows(batch: PairBatch) -> Rows:
-    """A single row: N chosen sequences, then N rejected ones."""
-    padded = separate_rows(batch)
-    real, positions = padded.real, padded.position_ids
-    assert real is not None and positions is not None
-    lengths = real.sum(1)
-    starts = lengths.cumsum(0) - lengths
-    row, col = padded.source
-    return Rows(
-        input_ids=padded.input_ids[real][None],
-        position_ids=positions[real][None],
-        source=(torch.zeros_like(row), starts[row] + col),
-        targets=padded.targets,
-        owner=padded.owner,
-        token_pair=padded.token_pair[real][None],
-        pairs=padded.pairs,
-        lengths=lengths,
-    )
-
-
 def packed_shared_rows(batch: PairBatch) -> Rows:
     """A single row: prompt, chosen and rejected of each pair."""
     rows = shared_rows(batch)
-    assert rows.position_ids is not None
     real = batch.segment_ids != Segment.PAD
     column = real.flatten().cumsum(0).view_as(real) - 1
     row, col = rows.source

@@ -26,7 +26,7 @@ from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, shared_mask, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
-from pacmr_lightning.policy.token_layout import packed_rows, shared_rows
+from pacmr_lightning.policy.token_layout import separate_rows, shared_rows
 
 GPU = torch.device("cuda")
 
@@ -106,16 +106,15 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
 def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
     """On rows padded to a multiple too, as they are on a GPU."""
     monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: multiple)
-    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
+    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "plain"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     policy, batch = make_policy(name), make_batch()
-    check(policy, batch, "flash_attention_2", ["packed"])
-    lengths = packed_rows(batch).lengths.tolist()
-    assert flash_on_cpu == [lengths] * policy.model.config.num_hidden_layers  # without padding
     check(policy, batch, "flash_attention_2", ["separate", "plain"])
+    lengths = separate_rows(batch).real.sum(1).tolist()
+    assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
 
 
 def test_blocks_between_the_responses_are_skipped():
@@ -276,11 +275,10 @@ def test_unasked(name, device, options, plan, faster, make_policy, make_batch, m
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
-PACKED = AttentionPlan("sdpa", "packed")
 PACKED_SHARED = AttentionPlan(VARLEN, "packed_shared")
 FIRST_PACKED = [PACKED_SHARED, *SDPA]
 FLEX = [AttentionPlan("flex_attention", layout) for layout in ("shared", "separate", "plain")]
-FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
+FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +291,6 @@ FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "se
         ("gpt2", {"dtype": "float32"}, True, SDPA, []),
         ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, SDPA, ["flex"]),
         ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, SDPA[1:], ["flash"]),
-        ("llama", {"dtype": "bfloat16", "layout": "packed"}, True, [PACKED, *SDPA[1:]], ["flash"]),
         ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA, []),
         ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:], []),
         ("llama", {"attn_implementation": "flex_attention"}, True, FLEX, []),

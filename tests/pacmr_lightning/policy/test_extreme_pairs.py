@@ -1,4 +1,4 @@
-"""A pair's value is that of its sequences alone, whatever its neighbours: through the command, and from Python."""
+"""A pair's value is that of its sequences alone, whatever its neighbours: by the command and from Python."""
 
 import csv
 import math
@@ -120,7 +120,7 @@ def values(run):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reference", ["cached", "live"])
 def test_the_command(reference, save, pairs, tmp_path):
-    """A fresh policy equals its reference, however the batch was cut, and later values do not depend on it."""
+    """A fresh policy equals its reference, however the batch was cut, and so do later values."""
     folder, (train, short) = save(family("phi3")), pairs
     seen = []
     for size in (1, 8):
@@ -207,11 +207,10 @@ def test_sft_of_a_model_with_a_vision_tower(lora, gemma, tmp_path):
     """The tower is saved as it was."""
     rows = [{"prompt": f"What is {i}?", "completion": f" A book of {i}."} for i in range(8)]
     train = write_lines(tmp_path / "sft.jsonl", rows)
-    words = f"fit --model SFTModule --model.model {gemma} --model.lora {lora} --data SFTDataModule --data.tokenizer"
-    words += (
-        f" {gemma} --data.source CompletionFiles --data.source.train {train} --data.source.validation {train}"
-    )
-    words += " --trainer.accelerator cpu --trainer.max_steps 1 --trainer.enable_progress_bar false"
+    words = f"fit --model SFTModule --model.model {gemma} --model.lora {lora} --data SFTDataModule"
+    words += f" --data.tokenizer {gemma} --data.source CompletionFiles --data.source.train {train}"
+    words += f" --data.source.validation {train} --trainer.accelerator cpu --trainer.max_steps 1"
+    words += " --trainer.enable_progress_bar false"
     arguments = ["--trainer.default_root_dir", str(tmp_path / "sft"), "--model.learning_rate", "1e-2"]
     cli.main([*words.split(), *arguments])
     before, after = (
