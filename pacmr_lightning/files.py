@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -45,7 +46,8 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces it if the block ends without an exception.
 
-    The folder is made if missing. If two processes write the same file, the later one wins.
+    The block may make a file or a folder there. The folder above is made if missing. If two processes write
+    the same file, the later one wins.
     """
     path = Path(path)
     try:
@@ -57,8 +59,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
+        if both := temporary.is_dir() and path.is_dir():  # a folder replaces an empty one only
+            old = path.with_name(f".{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
         os.replace(temporary, path)
+        if both:
+            shutil.rmtree(old)
     finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
         temporary.unlink(missing_ok=True)
 
 

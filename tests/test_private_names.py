@@ -35,8 +35,9 @@ TABLE = {
     "lightning.fabric.utilities.throughput:Throughput": "_time",
     "lightning.pytorch:Trainer": "_accelerator_connector _logger_connector",
     "lightning.pytorch.callbacks:ModelCheckpoint": (
-        "_every_n_train_steps _last_global_step_saved _monitor_candidates _save_checkpoint "
-        "_save_last_checkpoint _save_topk_checkpoint _should_skip_saving_checkpoint"
+        "_every_n_epochs _every_n_train_steps _last_global_step_saved _last_time_checked _monitor_candidates "
+        "_save_checkpoint _save_last_checkpoint _save_topk_checkpoint _should_save_on_train_epoch_end "
+        "_should_skip_saving_checkpoint _train_time_interval"
     ),
     "lightning.pytorch.callbacks:ThroughputMonitor": (
         "_batches _compute _lengths _samples _start _t0s _throughputs"

@@ -22,7 +22,7 @@ from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, re
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import parameter_count
-from ..ranks import on_all_ranks, sum_over_ranks
+from ..policy.model_files import check_savable
 from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
@@ -30,6 +30,7 @@ from ..weighting import Unweighted, Weighting, Weights
 from ..weighting.base import check_soft_labels, check_update
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
+from .finite import check_finite
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import (
     check_schedule,
@@ -253,6 +254,7 @@ class PreferenceModule(Recorded, TrainedOnly):
                 )
         data = datamodule(self.trainer)
         if data is not None:
+            check_savable(self.policy.peft, data.tokenizer, self.policy.name)
             data.fill_reference(self.policy)
             if self.weighting.every:
                 check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
@@ -347,7 +349,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         train, rewards = pairs.batch, pairs.rewards
         # The logged loss is that of the observed labels, also with soft labels.
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
-        check_finite(losses, train.ids, inner.gradient)
+        check_finite(losses, inner.gradient, train.ids)
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
@@ -509,19 +511,4 @@ def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
         b=weights.b,
         flipped=batch.flipped,
         features=weights.features,
-    )
-
-
-def check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Raise UserError on all ranks if a pair's loss or the gradient is not finite."""
-    bad = ~torch.isfinite(losses)
-    count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
-    sum_over_ranks([count])
-    if not count:
-        return
-    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()])
-    names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    what = f"The loss of {len(found)} pairs ({names})" if found else "The gradient"
-    raise UserError(
-        f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
     )

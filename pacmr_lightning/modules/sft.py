@@ -1,15 +1,15 @@
 """Supervised fine-tuning of the reference model for preference training."""
 
 import copy
-import os
-import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
@@ -25,20 +25,25 @@ from transformers import (
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
-from ..numerics import AskedDtype, base_dtype, recomputes
+from ..files import check_writable, replacing
+from ..numerics import AskedDtype, base_dtype, check_weights, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
-from ..policy.merged_adapters import untie_head
+from ..policy.model_files import KEPT, check_savable, merge_rounded
 from ..waiting import waiting
 from .datamodule import datamodule
+from .finite import check_finite
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, log_short_run, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 IGNORED = -100
 """Label of tokens without loss, as in torch."""
+
+MEASURED = 2
+"""Validation rows on which the model that is saved, and the merge of an adapter, are checked."""
 
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 """Default keys of ``peft.LoraConfig``."""
@@ -126,9 +131,12 @@ class SFTModule(TrainedOnly):
         self._base_digest: str | None = None
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
+        self._update_loss: Tensor | None = None
+        """0-dim sum of this rank's losses since the last update."""
         self.train_loss = MeanMetric(dist_sync_on_step=True)
-        self.val_loss = MeanMetric()
-        self.val_perplexity = Perplexity()
+        # Not to leave NaN out, which on_validation_epoch_end refuses.
+        self.val_loss = MeanMetric(nan_strategy="disable")
+        self.val_perplexity = Perplexity(nan_strategy="disable")
 
     @property
     def folder(self) -> Path:
@@ -150,6 +158,7 @@ class SFTModule(TrainedOnly):
                 f"The model would be saved in {folder}, which is not a saved model; move that folder, or set "
                 "save_to to another folder."
             )
+        check_writable("The folder of the model", str(folder), folder.parent)
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDPStrategy) or (
             isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
@@ -174,6 +183,8 @@ class SFTModule(TrainedOnly):
                 network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
             else:
                 network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
+        if is_fitting(self):
+            check_savable(network, tokenizer, self.hparams["model"] or "from_scratch")
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
@@ -208,22 +219,26 @@ class SFTModule(TrainedOnly):
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
         assert self.network is not None
-        logits = self.network(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-        ).logits
-        targets = batch["labels"][:, 1:]
-        is_response = targets != IGNORED
-        # Selected first: an fp32 copy of all logits would be the step's largest tensor.
-        return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
+        return _token_losses(self.network, batch)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return a batch's part of the update's mean over response tokens."""
         losses = self.token_losses(batch)
         self.train_loss(losses.detach())
+        self._update_loss = losses.detach().sum() + (self._update_loss or 0)
         self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
         # Lightning averages over ranks and over the batches of a full update, also in a short one.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return losses.sum() * (parts / datamodule(self.trainer).update_tokens(batch_idx))
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop all ranks before an update whose loss or gradient is not finite."""
+        assert self._update_loss is not None
+        gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
+        # A scaler of float16 tries scales, and skips an update whose gradient overflows.
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        check_finite(self._update_loss, {} if scaled else gradients)
+        self._update_loss = None
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Collect the validation rows' token losses."""
@@ -232,6 +247,10 @@ class SFTModule(TrainedOnly):
         self.val_perplexity.update(losses)
         self.log("val/loss", self.val_loss, prog_bar=True)
         self.log("val/perplexity", self.val_perplexity)
+
+    def on_validation_epoch_end(self) -> None:
+        """Stop all ranks if the validation loss is not finite."""
+        check_finite(self.val_loss.compute(), {}, of="validation loss")
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW; warm-up, then a cosine over the run's optimizer steps."""
@@ -263,8 +282,14 @@ class SFTModule(TrainedOnly):
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         assert self.network is not None
-        save_model(self.folder, self.network, datamodule(self.trainer).tokenizer)
+        data = datamodule(self.trainer)
+        share = save_model(self.folder, self.network, data.tokenizer, partial(_some_losses, data))
         rank_zero_info(f"The model is saved in {self.folder}.")
+        if share is not None and share < KEPT:
+            rank_zero_warn(
+                f"{share:.0%} of what the adapter changes are left after merging: {self.hparams['dtype']} "
+                "weights round the rest away; train with --model.dtype float32."
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen base out; add the options and the base's digest."""
@@ -342,21 +367,52 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
     return model
 
 
-def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Save model (adapter merged in a copy) and tokenizer as a Hugging Face folder, replaced atomically."""
-    plain: Any = model
+def save_model(
+    folder: Path,
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    values: Callable[[nn.Module], Tensor] | None = None,
+) -> float | None:
+    """Save model (adapter merged in a copy) and tokenizer as a Hugging Face folder, replaced atomically.
+
+    Returns:
+        The share of the adapter's effect on a model's ``values`` that rounding left; None if not measured.
+
+    Raises:
+        UserError: a weight is not finite; the folder is as before.
+    """
+    share, plain = None, model
+    check_weights(model.state_dict(), folder)
     if isinstance(model, PeftModel):
-        adapted: Any = copy.deepcopy(model)
-        untie_head(adapted.get_base_model())
-        plain = adapted.merge_and_unload()
+        adapted = copy.deepcopy(model)
+        dtype = adapted.dtype
+        # Weights in float32 are not rounded.
+        of_half = values if dtype != torch.float32 else None
+        plain, share = merge_rounded(adapted, dtype, of_half and (lambda: of_half(adapted)))
+    if values is not None and not torch.isfinite(values(plain)).all():
+        raise UserError(
+            f"The loss of the trained model is not finite, so {folder} is not written: the training "
+            "diverged; lower the learning rate."
+        )
     stop_at_end_tokens(plain.generation_config, tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    plain.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    with replacing(folder) as new:
+        plain.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+    return share
+
+
+@torch.no_grad()
+def _some_losses(data: Any, network: nn.Module) -> Tensor:
+    """Return the losses of a few validation rows, without dropout."""
+    batch = next(iter(data.val_dataloader()))
+    return _token_losses(network.eval(), {name: rows[:MEASURED] for name, rows in batch.items()})
+
+
+def _token_losses(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    logits = network(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    ).logits
+    targets = batch["labels"][:, 1:]
+    is_response = targets != IGNORED
+    # Selected first: an fp32 copy of all logits would be the step's largest tensor.
+    return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")

@@ -18,9 +18,11 @@ from transformers.utils import find_adapter_config_file
 from ..batch import PairBatch
 from ..errors import UserError, is_out_of_memory
 from ..hub_access import locate
+from ..numerics import not_finite
 from ..strategies.sharding import whole
 from .attention import use_attention
 from .merged_adapters import merge_adapter
+from .model_files import mend_generation_config
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 
@@ -71,8 +73,14 @@ def load_base(
             f"The model {name} is stored in 4 bits; set quantization to 4bit to train it (merging needs a "
             "model that is stored in full)."
         )
+    if damaged := not_finite(model.state_dict()):
+        raise UserError(
+            f"The model {name} has weights that are not finite in {dtype}, such as {damaged}; take another "
+            "copy of it, or float32."
+        )
     if not dropout:
         _switch_off_dropout(model)
+    mend_generation_config(model, name)
     return model
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..errors import UserError
 from ..files import replacing
+from ..numerics import check_weights
 
 LAST = "last.ckpt"
 CONTENT = {"global_step", "state_dict", "loops"}
@@ -27,6 +28,7 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         """Write the file atomically and sync it; remove partial files of a killed run."""
         path = Path(path)
+        check_weights(checkpoint["state_dict"], path)
         for left in path.parent.glob(".*.ckpt.*.partial"):
             left.unlink(missing_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
