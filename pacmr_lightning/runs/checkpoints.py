@@ -28,7 +28,7 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         """Write the file atomically and sync it; remove partial files of a killed run."""
         path = Path(path)
-        check_weights(checkpoint["state_dict"], path)
+        check_weights(checkpoint.get("state_dict", {}), path)
         for left in path.parent.glob(".*.ckpt.*.partial"):
             left.unlink(missing_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:

@@ -1,6 +1,7 @@
 """A base in 4 bits: the method on it equals the method on the model that it stands for, written out."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -248,7 +249,8 @@ def test_exports(trained, model, tmp_path, capsys):
     cli.main(["export", str(trained), str(tmp_path / "adapter")])
     cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
     said = capsys.readouterr().err
-    assert said.count("differs from the trained one by the 4bit rounding error") == 1
+    line = r"a base in 4bit into the stored base, in float32: (\d+\.\d)% of the policy's implicit margins"
+    assert 70 < float(re.search(line, said)[1]) < 130 and "--dtype float32 rounds" not in said
     for name in ("adapter", "merged"):
         assert "NF4" in (tmp_path / name / "README.md").read_text()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
