@@ -107,8 +107,9 @@ def test_what_a_library_refuses_is_said_before_the_training(kind, request, tmp_p
     def refuse(*_, **__):
         raise ValueError("no such option\nand more")
 
+    words = request.getfixturevalue(kind)()
     monkeypatch.setattr(GenerationConfig, "save_pretrained", refuse)
-    said = fails(capsys, request.getfixturevalue(kind)())
+    said = fails(capsys, words)
     assert "could not be saved after the training (no such option); mend its config.json" in said
     assert not (tmp_path / "run").exists() and not (tmp_path / "sft").exists()
 
