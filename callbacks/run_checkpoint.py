@@ -83,7 +83,8 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, *args: Any) -> None:
         """Save nothing yet."""
 
-    on_train_epoch_end = on_train_batch_end
+    def on_train_epoch_end(self, *args: Any) -> None:
+        """Save nothing yet."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the monitored value, which changes if it is one of the validation."""

@@ -1,25 +1,19 @@
 """End of a run whose values are not finite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..gradient import norm
+from ..gradient import Direction, norm
 from ..ranks import on_all_ranks, sum_over_ranks
 
 
-def check_finite(
-    losses: Tensor, gradient: Mapping[str, Tensor], ids: Sequence[str] = (), of: str = "loss"
-) -> None:
+def check_finite(losses: Tensor, gradient: Direction, ids: Sequence[str] = (), of: str = "loss") -> None:
     """Raise UserError on all ranks if a loss, or the gradient, is not finite on one of them.
 
-    Args:
-        losses: (N,) or 0-dim values of this rank.
-        gradient: tensors by name; empty for none.
-        ids: of the N pairs; empty for a loss without pairs.
-        of: name of the losses in the message.
+    ``losses`` are (N,) with ``ids``, or 0-dim; an empty ``gradient`` is not checked. ``of`` names the losses.
     """
     bad = ~torch.isfinite(losses)
     count = torch.stack([bad.any(), ~torch.isfinite(norm(gradient)) if gradient else bad.any()]).float()

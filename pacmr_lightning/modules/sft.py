@@ -381,7 +381,8 @@ def save_model(
     Raises:
         UserError: a weight is not finite; the folder is as before.
     """
-    share, plain = None, model
+    share: float | None = None
+    plain: Any = model
     check_weights(model.state_dict(), folder)
     if isinstance(model, PeftModel):
         adapted = copy.deepcopy(model)

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -69,7 +70,7 @@ def check_savable(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedToken
 
 
 def merge_rounded(
-    model: PeftModel,
+    model: Any,
     dtype: torch.dtype,
     values: Callable[[], Tensor] | None,
     effect: Tensor | None = None,
@@ -77,7 +78,7 @@ def merge_rounded(
     """Merge an adapter in place, in float32, and round once to ``dtype``.
 
     Args:
-        model: base with its adapter.
+        model: a ``PeftModel``.
         dtype: of the merged weights.
         values: returns (n,) values of the model as it is, such as log-probabilities; None: not measured.
         effect: (n,) the adapter's effect on them; None measures it here.
@@ -102,7 +103,7 @@ def merge_rounded(
                 reference = values().double()
             effect = values().double() - reference if effect is None else effect.double()
         untie_head(model.get_base_model())
-        merged: PreTrainedModel = model.merge_and_unload().to(dtype)  # type: ignore[operator]
+        merged: Any = model.merge_and_unload().to(dtype)
         if name := not_finite(merged.state_dict()):
             raise UserError(f"The merged weight {name} overflows {dtype}; choose another --dtype.")
         if values is None or effect is None or not measured or not effect.any():
