@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
@@ -133,8 +133,8 @@ class SFTModule(TrainedOnly):
         self.strict_loading = lora is None
         self._update_loss: Tensor | None = None
         """0-dim sum of this rank's losses since the last update."""
-        self.train_loss = MeanMetric(dist_sync_on_step=True)
-        # Not to leave NaN out, which on_validation_epoch_end refuses.
+        # Without warnings of NaN, which check_finite refuses.
+        self.train_loss = MeanMetric(dist_sync_on_step=True, nan_strategy="disable")
         self.val_loss = MeanMetric(nan_strategy="disable")
         self.val_perplexity = Perplexity(nan_strategy="disable")
 
@@ -286,7 +286,7 @@ class SFTModule(TrainedOnly):
         share = save_model(self.folder, self.network, data.tokenizer, partial(_some_losses, data))
         rank_zero_info(f"The model is saved in {self.folder}.")
         if share is not None and share < KEPT:
-            rank_zero_warn(
+            rank_zero_info(
                 f"{share:.0%} of what the adapter changes are left after merging: {self.hparams['dtype']} "
                 "weights round the rest away; train with --model.dtype float32."
             )
