@@ -17,7 +17,7 @@ from datasets import Dataset
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import local_path, replacing
 
 from .columns import PREFERENCES, checked, words_of
 from .reading import numbered_rows
@@ -36,8 +36,8 @@ _SIDED = re.compile(
 
 def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
     """Return the path to write source ``name`` to: none of its ``files``, and in the format of the first."""
-    path = Path(output).expanduser()
-    own = [Path(file).expanduser() for file in files if file]
+    path = local_path(output)
+    own = [local_path(file) for file in files if file]
     if path.resolve() in [file.resolve() for file in own]:
         raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
     endings: tuple[str, ...] = (*_JSON, ".parquet")
@@ -70,7 +70,7 @@ def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
     if flip:
         sides.announce()
     if path.suffix == ".parquet":
-        return _write_parquet(Path(train).expanduser(), path, ids, drop, flip, sides)
+        return _write_parquet(local_path(train), path, ids, drop, flip, sides)
     raw = zip(ids, (row for _, row in numbered_rows(train)), strict=True)
     return _write_json(
         (sides.exchanged(row) if name in flip else row for name, row in raw if name not in drop), path

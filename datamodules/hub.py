@@ -13,7 +13,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
-from pacmr_lightning.files import content_digest, is_file_of_rows
+from pacmr_lightning.files import content_digest, expanded, is_file_of_rows
 from pacmr_lightning.hub_access import locate
 
 from .columns import PREFERENCES, SFT, Columns
@@ -25,8 +25,8 @@ from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
     """Return a split of a Hub dataset or of a folder in its layout; ``folder`` is a ``data_dir`` in it."""
     # datasets compares local files by their time only, so the cache is named by content.
-    local = Path(path).expanduser()
-    content = content_digest(local) if local.is_dir() else None
+    path = expanded(path)
+    content = content_digest(path) if Path(path).is_dir() else None
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = path + "".join(f", {part}" for part in (subset, folder) if part)

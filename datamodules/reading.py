@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import content_digest, read_json_lines
+from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
@@ -130,7 +130,7 @@ def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _checked_path(path: str | Path) -> Path:
-    path = Path(path).expanduser()
+    path = local_path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder, but a file ending in {', '.join(_ENDINGS)} is needed.")
     if not path.exists():

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
 
 from .sources import Completions
@@ -72,7 +73,7 @@ class SFTDataModule(LightningDataModule):
                 "tokenizer or the other to train a new one."
             )
         self.source = source
-        self.tokenizer_name = None if tokenizer is None else str(tokenizer)
+        self.tokenizer_name: str | None = expanded(tokenizer)
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.batch_size = batch_size

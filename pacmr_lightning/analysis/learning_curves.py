@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..batch import UNKNOWN
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
 from ..runs.folder import METRICS, read_summary, read_weights, weight_parts
 from .distribution_figure import BINS, GROUPS, weights_by_flip
 
@@ -113,11 +113,11 @@ def _draw_weights(axis: Axes, runs: list[str]) -> None:
 
 def validated(run: str) -> bool:
     """Return true if a run has curves to draw."""
-    return (Path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
+    return (local_path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
 
 
 def _metrics(run: str) -> pd.DataFrame:
-    path = Path(run) / METRICS
+    path = local_path(run) / METRICS
     if not path.exists():
         raise UserError(f"{path} does not exist; name the folder of a run that logged to it.")
     return pd.read_csv(path)

@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
 from ..runs.folder import ANALYSIS
 from ..weighting.features import PAPER
 from ..weighting.vnet import VNet
@@ -130,12 +130,12 @@ def slope_and_offset(
 
 def file_of(run_folder: str | Path, step: int) -> Path:
     """Return the surface's path after so many policy updates."""
-    return Path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
+    return local_path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
 
 
 def steps_of(run_folder: str | Path) -> list[int]:
     """Return the policy updates with surfaces, rising."""
-    files = (Path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
+    files = (local_path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
     steps = (file.stem.removeprefix("surfaces-step-") for file in files)
     return sorted(int(step) for step in steps if step.isdecimal())
 
@@ -162,7 +162,7 @@ def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
     steps = steps_of(run_folder)
     if not steps:
         raise UserError(
-            f"There are no surfaces in {Path(run_folder) / ANALYSIS}; train with the callback VNetSurfaces "
+            f"There are no surfaces in {run_folder}/{ANALYSIS}; train with the callback VNetSurfaces "
             "in trainer.callbacks and a weighting that has a and b, such as VNetWeighting."
         )
     if step is not None and step not in steps:

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
 from ..errors import UserError
-from ..files import save_figure, write_frame
+from ..files import local_path, save_figure, write_frame
 from .surface import Surface, load_surface, steps_of
 
 
@@ -19,7 +19,7 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     ``output`` ends in .png or .pdf; both are written, and the distances as .csv beside them. Runs without
     surfaces are left out; UserError if none has any, or if they are over different features.
     """
-    path = Path(output)
+    path = local_path(output)
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
     drawn = [run for run in dict.fromkeys(runs) if steps_of(run)] or runs[:1]

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
+from ..files import local_path
 from ..runs.hub_upload import push
 from .findings import Findings
 from .scorers import NAMES
@@ -43,7 +44,7 @@ class CleanedFile:
     @property
     def path(self) -> Path:
         """The expanded path."""
-        return Path(self.output).expanduser()
+        return local_path(self.output)
 
     @property
     def sentence(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import UserError
-from ..files import read_json_lines
+from ..files import local_path, read_json_lines
 from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "swap", "drop", "unsure")
@@ -95,7 +95,7 @@ def read_decisions(path: str) -> Decisions:
     words: dict[str, str] = {}
     observed: dict[str, str] = {}
     sample = set()
-    for place, row in _rows(Path(path).expanduser()):
+    for place, row in _rows(local_path(path)):
         name, word = row.get("id"), row.get("decision")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(

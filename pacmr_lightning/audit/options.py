@@ -3,13 +3,12 @@
 import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge, check_distinct
-from ..files import check_writable
+from ..files import check_writable, local_path
 from ..numerics import AskedDtype
 from ..runs.model_card import public
 from .decisions import Decisions, read_decisions
@@ -125,11 +124,11 @@ class AuditOptions:
 
     def _check_places(self) -> None:
         if self.output is not None:
-            check_writable("output", self.output, Path(self.output))
-        taken = {} if self.decisions is None else {Path(self.decisions).expanduser().resolve(): "decisions"}
+            check_writable("output", self.output, local_path(self.output))
+        taken = {} if self.decisions is None else {local_path(self.decisions).resolve(): "decisions"}
         for name in ("cleaned", "label_studio"):
             if (file := getattr(self, name)) is not None:
-                path = Path(file).expanduser()
+                path = local_path(file)
                 check_writable(name, file, path.parent)
                 if clash := taken.get(path.resolve()):
                     raise UserError(f"{name} is {file}, which is the file of {clash}; name another file.")

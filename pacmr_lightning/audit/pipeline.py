@@ -13,7 +13,7 @@ import pandas as pd
 from ..datamodules import Source, pairs_of
 from ..datamodules.row_values import readable_texts
 from ..errors import UserError
-from ..files import check_writable, content_digest, write_frame, write_json, write_text
+from ..files import check_writable, content_digest, expanded, local_path, write_frame, write_json, write_text
 from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
@@ -95,7 +95,7 @@ def audit(
     Raises:
         UserError: options do not fit, or files are missing or do not fit.
     """
-    run = str(run)
+    run = expanded(run)
     options = AuditOptions() if options is None else options
     is_run = (Path(run) / CONFIG).is_file()
     if source is not None and is_run:
@@ -108,7 +108,7 @@ def audit(
         raise UserError(f"There is no folder {run} of a run; {hint}")
     if isinstance(source, (str, Path)):
         source = pairs_of(source)
-    folder = Path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
+    folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     command = options.command(run, source)
@@ -142,7 +142,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     known = record["noise_rate"] is not None and not record["assumed"]
     if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
         return None
-    folder = Path(str(options.output))
+    folder = local_path(str(options.output))
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*TABLES, "report.html", RECORD, *(("judges.csv",) if options.judges else ())):
         shutil.copyfile(Path(run) / AUDIT / name, folder / name)
@@ -222,7 +222,7 @@ def conclude(
         found = tasks(
             (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
         )
-        files["label_studio"] = Path(options.label_studio).expanduser()
+        files["label_studio"] = local_path(options.label_studio)
         write_text(files["label_studio"], json.dumps(found, indent=1))
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.

@@ -1,7 +1,6 @@
 """Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from ..evaluation.judging import (
     requests_without_answer,
 )
 from ..evaluation.response_files import answers_path
-from ..files import write_json_lines
+from ..files import local_path, write_json_lines
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
@@ -69,7 +68,7 @@ def clean_meta(
         seed: seed of the sample.
         store: file of the judges' answers, from which an interrupted run resumes; default: beside the output.
     """
-    path = Path(output).expanduser()
+    path = local_path(output)
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl or .parquet.")
     judges = judges or []

@@ -16,7 +16,7 @@ from ..datamodules.cleaned import exchanged, write_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
-from ..files import write_frame
+from ..files import local_path, write_frame
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY
 from .second_pass import (
@@ -71,7 +71,7 @@ def correct(
     data = _data(first, clean, rounds)
     if cleaned is not None:
         data.source.check_output(cleaned)
-    folder = Path(output) if output else folder_beside(run, "corrected")
+    folder = local_path(output) if output else folder_beside(run, "corrected")
     tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
     named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
     asked = {"run": str(run), "clean": named, "beta": beta}

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
 from ..errors import UserError
+from ..files import expanded
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
@@ -57,7 +58,7 @@ def export(
         UserError: ``out`` exists, the run's files do not fit, the policy is not finite, the adapter's base is
             not on the Hub, or the Hub refuses the upload.
     """
-    run, out = str(run), str(out)
+    run, out = expanded([run, out])
     if dtype is not None and not merged:
         raise UserError(f"dtype is {dtype}, but adapters are float32; add --merged, or leave it out.")
     if base is not None and not on_hub(base):

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError, check_at_least
-from ..files import write_json
+from ..files import local_path, write_json
 from ..waiting import waiting
 
 _CATEGORIES = 10
@@ -33,7 +32,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         output: JSON file for all numbers.
     """
     check_at_least(2, max_length=max_length)
-    if output is not None and Path(output).is_dir():
+    if output is not None and local_path(output).is_dir():
         raise UserError(
             f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
         )

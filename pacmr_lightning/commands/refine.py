@@ -13,6 +13,7 @@ from ..audit.scorers import Choice
 from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judging import PairJudge
+from ..files import local_path
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.unmoved import unmoved
@@ -94,15 +95,16 @@ def refine(
     """
     check_beta(beta)
     first = find_run(run, checkpoint)
+    run = first.folder
     if first.data["init_args"].get("clean_meta"):
         raise UserError(
             f"The run {run} has clean_meta pairs, which are neither trained on nor audited; refine a run "
             "without them."
         )
-    folder = Path(output) if output else folder_beside(run, "refined")
+    folder = local_path(output) if output else folder_beside(run, "refined")
     asked: dict[str, Any] = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
-    asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
+    asked["decisions"] = None if decisions is None else kept_file(decisions, local_path(decisions))
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
         rate = first.model["init_args"].get("learning_rate")
         raise UserError(

@@ -15,7 +15,7 @@ from ..audit import AuditOptions, audit
 from ..audit.pipeline import reuse
 from ..audit.scorers import NAMES
 from ..errors import UserError
-from ..files import check_writable, content_digest, write_json
+from ..files import check_writable, content_digest, local_path, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
@@ -38,7 +38,7 @@ def check_beta(beta: float | None) -> None:
 
 def folder_beside(run: str, ending: str) -> Path:
     """Return the default folder of a second pass: the run's name and an ending, beside the run."""
-    path = Path(run)
+    path = local_path(run)
     path = path if path.name not in ("", "..") else path.resolve()  # "." has no name
     return path.with_name(f"{path.name}-{ending}")
 

@@ -41,7 +41,7 @@ def judge_pairs(
     """
     judged = judge_responses(pairs, judge, answers)
     result, costs = summarize(judged, seed), _costs(judged, *prices)
-    digests = [content_digest(Path(file).expanduser()) for file in files]
+    digests = [content_digest(file) for file in files]
     summary = {
         **{"first": files[0], "second": files[1], "digests": digests},
         **{"judge": _about(judge), "seed": seed, **asdict(result), **costs},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import obstacle, read_json_lines
+from ..files import local_path, obstacle, read_json_lines
 from .answer_store import content_key
 from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
@@ -31,7 +31,7 @@ class ResponsePair(Comparison):
 
 def output_path(output: str | Path) -> Path:
     """Return the path of a writable .jsonl file, or raise UserError; nothing is created."""
-    path = Path(output).expanduser()
+    path = local_path(output)
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
     if found := obstacle(path.absolute().parent):
@@ -49,7 +49,7 @@ def answers_path(path: Path) -> Path:
 
 def read_responses(path: str | Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines."""
-    path = Path(path).expanduser()
+    path = local_path(path)
     if not path.is_file():
         found = "is no file" if path.exists() else "does not exist"
         raise UserError(f"{path} {found}; name a file of responses, such as a run's generations.jsonl.")

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import local_path
 
 _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn", "data/AFINN-en-165.txt")}
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
@@ -48,7 +49,7 @@ class LexiconReward(RewardFunction):
 
 def _path(lexicon: str) -> Path:
     if lexicon not in _SHIPPED:
-        return Path(lexicon).expanduser()
+        return local_path(lexicon)
     package, file = _SHIPPED[lexicon]
     found = find_spec(package)  # only its word list is read
     if found is None or not found.submodule_search_locations:

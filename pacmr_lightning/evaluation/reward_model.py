@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from tqdm import tqdm
 
 from ..chat_template import render_messages
 from ..errors import UserError, check_at_least, first_line
+from ..files import expanded
 from ..hub_access import locate
 from ..model_folder import model_state
 from ..numerics import numerics
@@ -54,12 +56,21 @@ class RewardModelJudge(PairJudge):
         device: str | None = None,
     ):
         check_at_least(1, batch_size=batch_size, max_length=max_length)
-        self.name = str(model)
+        self.name: str = expanded(model)
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
+        self._state: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute of other judges
+        """Model, its content, and options that change a score."""
+        if self._state is None:
+            with suppress(OSError, UserError):  # loading it reports the error
+                self._state = model_state(self.name)
+        options = {"dtype": self.dtype, "max_length": self.max_length}
+        return {"reward_model": self.name, "state": self._state, **options}
 
     def check(self) -> None:
         """Raise a UserError if there is no such model, or it has no tokenizer."""
@@ -68,11 +79,7 @@ class RewardModelJudge(PairJudge):
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Score 2 N responses, except those whose scores are in the store."""
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
-        try:
-            state = model_state(self.name)
-        except (OSError, UserError):  # loading it reports the error
-            state = None
-        judge = content_key(self.settings, state, numerics(self.device))
+        judge = content_key(self.settings, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
         stored = store.get(keys)
         scores = stored | self._scores(

@@ -25,6 +25,7 @@ from transformers import (
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
+from ..files import expanded
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
@@ -119,7 +120,7 @@ class SFTModule(TrainedOnly):
         check_keys("from_scratch", from_scratch, LlamaConfig, OVERRULED_LLAMA)
         check_keys("lora", lora, LoraConfig, OVERRULED)
         # A checkpoint keeps plain values only.
-        model, save_to = (None if path is None else str(path) for path in (model, save_to))
+        model, save_to = expanded([model, save_to])
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
         self.options: dict[str, Any] = {}
@@ -133,7 +134,7 @@ class SFTModule(TrainedOnly):
     @property
     def folder(self) -> Path:
         """Folder of the saved model."""
-        return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model").expanduser()
+        return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model")
 
     def setup(self, stage: str) -> None:
         """Check what would otherwise fail after the training."""
@@ -329,8 +330,7 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
             f"The model {name} is pretrained, but the tokenizer is a new one with other tokens; "
             f"set the datamodule's tokenizer to {name}."
         )
-    path = Path(name).expanduser()
-    model = load_base(str(path) if path.is_dir() else name, dtype, dropout=True)
+    model = load_base(name, dtype, dropout=True)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within
+from ..files import expanded
 from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
@@ -136,7 +137,7 @@ class PolicyModel(Recorded, nn.Module):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        self.name = str(model)
+        self.name: str = expanded(model)
         self.gradient_checkpointing = recomputes(gradient_checkpointing)
         self.attn_implementation = attn_implementation
         self.layout = layout

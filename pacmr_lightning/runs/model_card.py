@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import ModelCardData
 from jinja2 import StrictUndefined, Template
 
+from ..files import local_path
 from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
@@ -36,7 +37,7 @@ def public(value: Any) -> Any:
 
 def on_hub(name: str) -> bool:
     """Return true if a model or dataset of a run is on the Hub, not a local folder."""
-    return is_repository(name) and not Path(name).exists()
+    return is_repository(name) and not local_path(name).exists()
 
 
 def model_card(

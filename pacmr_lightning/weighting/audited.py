@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import PairBatch
 from ..errors import UserError, first_line
+from ..files import local_path
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
@@ -82,8 +82,8 @@ class AuditTable:
         import pandas as pd  # a slow import
         import pyarrow.parquet as pq
 
-        self.path = path
-        if not Path(path).is_file():
+        self.path = path = local_path(path)
+        if not path.is_file():
             raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
         try:
             decided = {"decision"} & set(pq.read_schema(path).names)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
+from ..files import local_path
 from ..ranks import sum_over_ranks
 from .features import PAPER, Feature, ordered
 
@@ -163,7 +164,7 @@ def load_vnet(folder: str | Path) -> VNet:
     Raises:
         UserError: the folder holds no VNet, or its files are broken or do not fit each other.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         vnet = VNet(config["hidden"], features=config["inputs"])
