@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
+import jsonargparse
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from ..files import expanded
@@ -19,6 +20,8 @@ NUMBERS = (int | float, int | float | None)
 """Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
 
 add_instantiator(construct, object)
+# Classes in the free options of a sweep's cells stay text.
+jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 
 class OneSentence(ArgumentParser):

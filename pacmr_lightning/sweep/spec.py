@@ -136,7 +136,7 @@ class Sweep:
     def preparations(self) -> list[Preparation]:
         """Return ``prepare`` with the seeds filled in."""
         return [
-            Preparation(*filled([entry.output, entry.command], known, f"output {entry.output} of prepare"))
+            Preparation(*filled([entry.output, entry.command], known, f"The command of {entry.output}"))
             for entry in self.prepare
             for known in ([{"seed": seed} for seed in self.seeds] if "{seed}" in entry.output else [{}])
         ]
@@ -159,7 +159,7 @@ def filled(value: Any, known: Mapping[str, Any], place: str) -> Any:
         if doubled:
             return f"{{{doubled}}}"
         if name not in known:
-            names = ", ".join(f"{{{one}}}" for one in known) or "none without {seed} in its output"
+            names = ", ".join(f"{{{one}}}" for one in known) or "none"
             raise UserError(
                 f"{place} has the placeholder {{{name}}}, but it may have {names}; write {{{{{name}}}}} for "
                 f"the text {{{name}}}."
@@ -287,6 +287,7 @@ def _check_values(sweep: Sweep, path: str) -> None:
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
     options = [sweep.options, *(m.options | m.vary for m in sweep.methods.values())]
+    filled([sweep.output, sweep.report], {}, f"{path}: output or report")
     if any("trainer.default_root_dir" in one for one in options):
         raise UserError(f"{path}: trainer.default_root_dir is the cell's own folder; take it out of options.")
     if sweep.evaluate:
