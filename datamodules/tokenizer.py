@@ -18,7 +18,7 @@ from pacmr_lightning.hub_access import locate
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
-    name = expanded(name)
+    name = str(expanded(name))
     try:
         place = locate(name)
         base = _base_of(place)

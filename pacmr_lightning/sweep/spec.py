@@ -214,7 +214,8 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a sweep file: {' '.join(str(error).split())}.") from None
+        reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
+        raise UserError(f"{path} is not a sweep file: {reason}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected keys and values, but got {found!r}.")
     if isinstance(found.get("methods"), dict):
@@ -223,7 +224,9 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
         if not isinstance(other, str):
             raise UserError(f"{path}: like is {other!r}, but it must be one sweep file.")
         if other in (*of, path):
-            raise UserError(f"{path} is like {other}, which is like {path}; name another sweep file.")
+            raise UserError(
+                f"{other} is like itself ({' - '.join([*of, path, other])}); name another sweep file."
+            )
         found = read_yaml(other, (*of, path)) | found
     return found
 
@@ -271,7 +274,7 @@ def _check_keys(kind: type, found: Any, place: str) -> None:
         elif shape in (list, dict) and not isinstance(value, shape):
             form = f"a list, such as [{value}]" if shape is list else "keys and values"
             raise UserError(f"{place}: {entry.name} is {value!r}, but it must be {form}.")
-        elif shape is dict and not all(isinstance(key, str) for key in value):
+        elif isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             raise UserError(f"{place}: a key of {entry.name} is no text ({', '.join(map(repr, value))}).")
 
 

@@ -147,11 +147,12 @@ def last_line(log: Path) -> str:
 
 def _described(cell: Cell) -> dict[str, Any]:
     """Settings that determine the cell's result, as read from JSON."""
-    found = {"arguments": cell.arguments, "configs": config_contents(cell), "first": cell.first}
-    found["files"] = _inputs([_options(cell.arguments), *found["configs"].values()], cell)
+    configs = config_contents(cell)
+    found = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     # Records omit empty values.
     described = {key: value for key, value in found.items() if value}
-    return json.loads(json.dumps(described, default=str)) | {"files": found["files"]}
+    files = _inputs([_options(cell.arguments), *configs.values()], cell)
+    return json.loads(json.dumps(described, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def _inputs(options: Any, cell: Cell, name: str = "") -> dict[str, str]:
     Without configs, whose contents are compared, and the files of this cell and its predecessor.
     """
     if isinstance(options, dict | list):
-        items = options.items() if isinstance(options, dict) else ((name, value) for value in options)
+        items = options.items() if isinstance(options, dict) else enumerate(options)
         each = [_inputs(value, cell, f"{name}.{key}") for key, value in items]
         return {path: digest for found in each for path, digest in found.items()}
     if not isinstance(options, str) or not options:

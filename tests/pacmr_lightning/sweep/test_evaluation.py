@@ -135,7 +135,7 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
         ({"prompt_price": 1.0}, {}, "prompt_price is 1.0 and completion_price is None"),
         ({"seed": -1}, {}, "the seed of evaluate is -1"),
         ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
-        ({"predict": {"generation.temperature": -1}}, {}, "cannot be evaluated: temperature is -1"),
+        ({"predict": {"generation.temperature": -1}}, {}, "cannot predict: temperature is -1"),
         (
             {"predict": {"data.source": "Prompts", "data.source.file": "nowhere.jsonl"}},
             {},

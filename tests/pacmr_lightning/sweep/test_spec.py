@@ -167,7 +167,7 @@ def test_bad_files(changes, message, write_sweep, capsys):
         ("a: [", "is not a sweep file"),
         ("- a", "expected keys and values"),
         ("seeds: [1]\nmethods: {dpo: , ipo: , dpo: }", "dpo is there twice"),
-        ("like: sweep.yaml", "sweep.yaml is like sweep.yaml, which is like sweep.yaml"),
+        ("like: sweep.yaml", "sweep.yaml is like itself (sweep.yaml - sweep.yaml)"),
     ],
 )
 def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
