@@ -95,7 +95,7 @@ def audit(
     Raises:
         UserError: options do not fit, or files are missing or do not fit.
     """
-    run = expanded(run)
+    run = str(expanded(run))
     options = AuditOptions() if options is None else options
     is_run = (Path(run) / CONFIG).is_file()
     if source is not None and is_run:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -234,6 +235,14 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
     """Return the checked sweep of a file's contents."""
     sweep = parsed(Sweep, found, path)
+    # As they are: jsonargparse makes objects of its own of class paths.
+    sweep.options = found.get("options", {})
+    for name, settings in found["methods"].items():
+        sweep.methods[name].options, sweep.methods[name].vary = (
+            settings.get(k, {}) for k in ("options", "vary")
+        )
+    if sweep.evaluate:
+        sweep.evaluate.predict = found["evaluate"].get("predict") or {}
     sweep.jobs = sweep.jobs if jobs is None else jobs
     _check_values(sweep, path)
     return sweep
@@ -251,7 +260,7 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
-        return parser.instantiate(parser.parse_object({"all": found}))["all"]
+        return parser.instantiate(parser.parse_object({"all": deepcopy(found)}))["all"]
     except ArgumentError as error:
         raise UserError(f"{place}: {short_message(str(error)).removeprefix('all.')}") from None
 

@@ -82,12 +82,12 @@ class AuditTable:
         import pandas as pd  # a slow import
         import pyarrow.parquet as pq
 
-        self.path = path = local_path(path)
-        if not path.is_file():
+        self.path = local_path(path)
+        if not self.path.is_file():
             raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
         try:
-            decided = {"decision"} & set(pq.read_schema(path).names)
-            self.rows = pd.read_parquet(path, columns=["id", column, "observed", *decided])
+            decided = {"decision"} & set(pq.read_schema(self.path).names)
+            self.rows = pd.read_parquet(self.path, columns=["id", column, "observed", *decided])
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is no table of pacmr audit ({first_line(error)}); give the pairs.parquet that it "
