@@ -236,7 +236,7 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
     return parsed
 
 
-def _parsed(words: list[str], what: str) -> tuple[Any, Any]:
+def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any, Any]:
     """Return configuration and objects of a ``pacmr`` command of LightningCLI, or raise a UserError."""
     from .fit import parser_of
 
@@ -244,7 +244,7 @@ def _parsed(words: list[str], what: str) -> tuple[Any, Any]:
     try:
         with contextlib.redirect_stderr(said):
             config = parser.parse_args(expanded(words)[1:])
-            return config, parser.instantiate(config)
+            return config, parser.instantiate(config) if with_objects else None
     except SystemExit:
         reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
     except Exception as error:
@@ -278,7 +278,7 @@ def _check_command(words: list[str], place: str) -> None:
     if name in ("fit", "validate", "test", "predict"):
         configs = [value for option, value in pairwise(words) if option == "--config"]
         if all(Path(resolved(config)).is_file() for config in configs):  # others are made later
-            _parsed(words, place)
+            _parsed(words, place, with_objects=False)  # objects may read files that are made later
     elif words and not Path(__file__).with_name(f"{name.replace('-', '_')}.py").exists():
         raise UserError(f"{place} begins with {name}, which is no command of pacmr; pacmr --help lists them.")
 
