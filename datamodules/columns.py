@@ -207,6 +207,12 @@ class Columns:
                 )
 
 
+def texts_key(*texts: str | None) -> str:
+    """Return a hash of a row's texts, by which rows of two data sets with the same ids differ."""
+    # Different texts may be equal when simply joined, and None differs from an empty prompt.
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
+
+
 def _missing(name: str, row: dict[str, Any]) -> str:
     if name in row:
         return (
@@ -267,9 +273,7 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            # Different texts may be equal when simply joined, and None differs from an empty prompt.
-            texts = json.dumps([clean[name] for name in ("prompt", *columns.responses)])
-            digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+            digest = texts_key(*(clean[name] for name in ("prompt", *columns.responses)))
             clean["id"] = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
         elif clean["id"] in places:

@@ -25,7 +25,7 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .columns import PREFERENCES, SFT, Columns
+from .columns import PREFERENCES, SFT, Columns, texts_key
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
@@ -57,6 +57,7 @@ _FOUND = {"odd": List(Value("string")), "drop": Value("string")}
 _PAIRS = Features(
     {
         "id": Value("string"),
+        "texts": Value("string"),
         "prompt": Value("string"),
         "prompt_ids": _TOKENS,
         "chosen_ids": _TOKENS,
@@ -80,7 +81,8 @@ def tokenize_pairs(
 ) -> tuple[Dataset, dict[str, int]]:
     """Return the pairs that can be trained on as token ids, and counts.
 
-    Responses end in one EOS, and ``augmented_ids`` are empty where ``has_augmented_prompt`` is false.
+    ``texts`` is a hash of prompt and responses as found. Responses end in one EOS, and ``augmented_ids`` are
+    empty where ``has_augmented_prompt`` is false.
     ``flipped`` (1, 0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``,
     ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
     the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
@@ -227,6 +229,7 @@ def _tokenize_pairs(
     ]
     return out | {
         "id": rows["id"],
+        "texts": list(map(texts_key, rows["prompt"], rows["chosen"], rows["rejected"])),
         "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
         "has_augmented_prompt": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],

@@ -38,7 +38,7 @@ class CategoryNoise(LabelNoise):
         """Return the rate of each row's category."""
         categories = rows["category"][:]
         if self.share is not None:
-            return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
+            return spread_rates(self.share, categories, "CategoryNoise")
         for name in self.rates:
             if name not in categories:
                 raise UserError(
@@ -113,13 +113,13 @@ class AnnotatorNoise(LabelNoise):
         return [1 - self.reliabilities[name] for name in names]
 
 
-def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
+def spread_rates(share: float, groups: Sequence[str | None], kind: str) -> list[float]:
     """Return each row's flip probability by its group, such that the expected noise rate is ``share``.
 
     The k-th of K groups, in the order of the hashes of their names, has the rate 0.5 (k / K)^gamma. The last
     one guesses, and gamma follows from the share.
     """
-    names = sorted(set(groups), key=lambda name: (unit_hash(name, 0), name))
+    names = sorted(set(groups), key=lambda name: (unit_hash(str(name), 0), str(name), name is None))
     place = {name: (k + 1) / len(names) for k, name in enumerate(names)}
     places = np.array([place[group] for group in groups])
 

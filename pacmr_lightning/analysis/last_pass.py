@@ -42,6 +42,7 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     frame = pd.concat(parts, ignore_index=True)
     frame.insert(1, "prompt", pd.factorize(np.array(pairs.rows["prompt"][:], dtype=object))[0])
     frame.insert(2, "category", pairs.rows["category"][:])
+    frame["texts"] = pairs.rows["texts"][:]
     frame.insert(3, "observed", np.where(pairs.swapped, "rejected", "chosen"))
     return frame
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,15 @@ def random_sample(ids: Sequence[str], number: int) -> list[str]:
     return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
 
 
-def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
+def tasks(pairs: Iterable[tuple[str, str, bool, str, Texts]]) -> list[dict[str, Any]]:
     """Return Label Studio tasks of pairs, without the audit's results.
 
-    A pair is its id, the column that was chosen in training, whether it was sampled, and its texts.
+    A pair is its id, the column that was chosen in training, whether it was sampled, the hash of its texts,
+    and its texts.
     """
     return [
-        {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
-        for name, observed, sample, texts in pairs
+        {"data": {"pair": name, "observed": observed, "sample": sample, "texts": key, **vars(texts)}}
+        for name, observed, sample, key, texts in pairs
     ]
 
 
@@ -54,6 +55,8 @@ class Decisions:
     observed: dict[str, str]
     """Column that was the chosen response in training, if the file has it."""
     sample: set[str]
+    texts: dict[str, str] = field(default_factory=dict)
+    """Hash of the pair's texts (``texts`` in ``pairs.parquet``), if the file has it."""
 
     @property
     def estimate(self) -> SampleEstimate:
@@ -65,8 +68,11 @@ class Decisions:
         """Return ids of the pairs with a decision."""
         return {name for name, decision in self.words.items() if decision == word}
 
-    def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Raise a UserError if a pair is not among N training pairs or has the other label there."""
+    def check(self, ids: Sequence[str], swapped: Sequence[bool], texts: Sequence[str]) -> list[str]:
+        """Raise a UserError if a pair is not among N training pairs, or has another label or texts there.
+
+        Returns a note if some decisions have no hash of their texts to compare.
+        """
         trained = {name: "rejected" if swap else "chosen" for name, swap in zip(ids, swapped, strict=True)}
         if unknown := sorted(set(self.words) - set(trained)):
             raise UserError(
@@ -78,6 +84,22 @@ class Decisions:
                 f"{self.path} has a decision on {other[0]!r} with the other label ({len(other)} of "
                 f"{len(self.words)} pairs); give decisions on a run with the same label noise."
             )
+        here = dict(zip(ids, texts, strict=True))
+        if other := sorted(name for name, key in self.texts.items() if here[name] != key):
+            raise UserError(
+                f"{self.path} has a decision on {other[0]!r}, but that pair has other texts here "
+                f"({len(other)} of {len(self.words)} pairs); give decisions from a report on these data."
+            )
+        bare = len(self.words) - len(self.texts)
+        return [
+            f"{bare} of {len(self.words)} decisions name no hash of their texts, so their pairs are found by "
+            "id alone."
+        ] * (bare > 0)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the decisions say, in JSON's types, whatever the file's name and order."""
+        return asdict(self) | {"path": None, "sample": sorted(self.sample)}
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
@@ -90,10 +112,11 @@ def read_decisions(path: str) -> Decisions:
     """Read decisions from a file saved by the report's page (JSON Lines), or from Label Studio's JSON export.
 
     A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
-    noise had swapped the responses) and ``sample`` (drawn at random).
+    noise had swapped the responses), ``sample`` (drawn at random) and ``texts`` (a hash of the pair's texts).
     """
     words: dict[str, str] = {}
     observed: dict[str, str] = {}
+    texts: dict[str, str] = {}
     sample = set()
     for place, row in _rows(Path(path).expanduser()):
         name, word = row.get("id"), row.get("decision")
@@ -120,11 +143,16 @@ def read_decisions(path: str) -> Decisions:
                 f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; "
                 "give decisions on a run with the same label noise."
             )
+        if "texts" in row and texts.setdefault(name, str(row["texts"])) != row["texts"]:
+            raise UserError(
+                f"{place} has other texts for the pair {name!r} than an earlier decision; give decisions on "
+                "one data set."
+            )
         if drawn:
             sample.add(name)
     if not words:
         raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
-    found = Decisions(path, words, observed, sample)
+    found = Decisions(path, words, observed, sample, texts)
     if (read := found.estimate).interval[0] >= 0.5:
         raise UserError(
             f"{path} marks {read.wrong} of {read.read} random labels wrong, but an audit needs a noise rate "
@@ -152,8 +180,8 @@ def _exported(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, task in enumerate(found, 1):
         place = f"{path}, task {number}"
         try:
-            pair = {"id": task["data"]["pair"]}
-            pair |= {name: task["data"][name] for name in ("observed", "sample") if name in task["data"]}
+            pair, data = {"id": task["data"]["pair"]}, task["data"]
+            pair |= {name: data[name] for name in ("observed", "sample", "texts") if name in data}
             words = [
                 word
                 for annotation in task["annotations"]

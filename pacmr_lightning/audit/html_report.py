@@ -116,7 +116,7 @@ def html_report(
         style=Markup(_part("report.css")),
         # Only this script runs, whatever a row contains.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
-        labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
+        labels=content_key(sorted(zip(pairs["id"], pairs["observed"], pairs["texts"], strict=True))),
         script=Markup(script),
     )
 
@@ -175,8 +175,8 @@ def _verdict(row: Any) -> str:
 def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]:
     """A pair; the facts of a randomly sampled one do not reveal its label's score."""
     # ASCII JSON keeps every id intact.
-    named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
-    return {"named": named, "facts": facts, "texts": texts}
+    known = {"id": row.id, "observed": row.observed, "sample": sample, "texts": row.texts}
+    return {"named": json.dumps(known), "facts": facts, "texts": texts}
 
 
 class _Table(NamedTuple):

@@ -33,7 +33,7 @@ from .words import rate_in_words
 
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
-_DECISIVE = ("noise_rate", "threshold", "decisions", "judged_pairs")
+_DECISIVE = ("noise_rate", "threshold", "judged_pairs")
 """Options that the table depends on, besides the scorer."""
 
 
@@ -151,6 +151,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
 
 def _decisive(options: AuditOptions) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in _DECISIVE}
+    found["decisions"] = None if options.decided is None else options.decided.content
     return found | {"judges": [judge.settings for judge in options.judges or ()]}
 
 
@@ -197,7 +198,7 @@ def conclude(
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
-    columns += [*VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns]
+    columns += [*VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns, "texts"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
@@ -219,8 +220,10 @@ def conclude(
     files = _write(folder, tables, page)
     if options.label_studio is not None:
         observed = table.set_index("id")["observed"]
+        keys = table.set_index("id")["texts"]
         found = tasks(
-            (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
+            (pair, str(observed[pair]), i < len(drawn), keys[pair], texts[pair])
+            for i, pair in enumerate(listed)
         )
         files["label_studio"] = Path(options.label_studio).expanduser()
         write_text(files["label_studio"], json.dumps(found, indent=1))

@@ -60,7 +60,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
     with waiting("Reading the run's pairs"):
         data.setup("fit")
-    _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
+    notes = _check_pairs(options, data.source, data.train_pairs)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
     pairs = pairs.join(views(data.train_pairs.rows, data.train_pairs.reference, data.train_pairs.swapped))
@@ -82,7 +82,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
-    notes = _notes(found.noise, data)
+    notes += _notes(found.noise, data)
     if scorer is None:
         scorer = "vnet" if varies else "policy"
         if "probe_u" in pairs:
@@ -116,7 +116,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         length = MAX_LENGTH if options.max_length is None else options.max_length
         data = tokenized_source(source, names, length)
     tokens = data.rows
-    _check_pairs(options, source, tokens["id"][:], data.swapped)
+    notes = _check_pairs(options, source, data)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     first = data.batch([0])
     if reference is None:
@@ -140,6 +140,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             "id": tokens["id"][:],
             "prompt": prompts,
             "category": tokens["category"][:],
+            "texts": tokens["texts"][:],
             "observed": "chosen",
             "weight": 1.0,
             "u": u,
@@ -158,7 +159,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         pairs = pairs.join(views(tokens, base, np.array(data.swapped)))
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
-    return ScoredPairs(pairs, scorer, source.load_all(), source, memorised=scorer == "policy", notes=[note])
+    notes = [note, *notes]
+    return ScoredPairs(pairs, scorer, source.load_all(), source, memorised=scorer == "policy", notes=notes)
 
 
 def base_of(policy: str) -> str:
@@ -179,14 +181,19 @@ def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
     return model
 
 
-def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: list[bool]) -> None:
-    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written."""
+def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
+    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written.
+
+    Returns notes on the decisions.
+    """
+    ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
-    if options.decided is not None:
-        options.decided.check(ids, swapped)
     if options.cleaned is not None:
         source.check_output(options.cleaned)
+    if options.decided is None:
+        return []
+    return options.decided.check(ids, pairs.swapped, pairs.rows["texts"][:])
 
 
 def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:

@@ -87,7 +87,7 @@ class AuditTable:
             raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
         try:
             decided = {"decision"} & set(pq.read_schema(path).names)
-            self.rows = pd.read_parquet(path, columns=["id", column, "observed", *decided])
+            self.rows = pd.read_parquet(path, columns=["id", column, "observed", "texts", *decided])
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is no table of pacmr audit ({first_line(error)}); give the pairs.parquet that it "
@@ -95,7 +95,7 @@ class AuditTable:
             ) from None
 
     def check(self, pairs: Any) -> None:
-        """Raise a UserError if training pairs are missing or had the other label."""
+        """Raise a UserError if training pairs are missing, or had other texts or the other label."""
         ids = pairs.rows["id"][:]
         swapped = dict(zip(self.rows["id"], self.rows["observed"].eq("rejected"), strict=True))
         unknown = [name for name in ids if name not in swapped]
@@ -103,6 +103,13 @@ class AuditTable:
             raise UserError(
                 f"The audit {self.path} lacks {len(unknown)} of {len(ids)} training pairs "
                 f"({unknown[0]} for one); audit a run on the same data."
+            )
+        texts = dict(zip(self.rows["id"], self.rows["texts"], strict=True))
+        changed = [name for name, key in zip(ids, pairs.rows["texts"][:], strict=True) if texts[name] != key]
+        if changed:
+            raise UserError(
+                f"The audit {self.path} saw {len(changed)} of {len(ids)} training pairs with other texts "
+                f"({changed[0]} for one); audit a run on these data."
             )
         other = sum(swapped[name] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))
         if other:

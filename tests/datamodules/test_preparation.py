@@ -187,7 +187,8 @@ def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
     ids, swapped = every.train_pairs.rows["id"][:], every.train_pairs.swapped
     u = np.random.default_rng(0).permutation(30) / 10 - 1.5
     observed = np.where(swapped, "rejected", "chosen")
-    pd.DataFrame({"id": ids, "cross_fit_u": u, "observed": observed}).to_parquet(tmp_path / "pairs.parquet")
+    table = {"id": ids, "cross_fit_u": u, "observed": observed, "texts": every.train_pairs.rows["texts"][:]}
+    pd.DataFrame(table).to_parquet(tmp_path / "pairs.parquet")
     data = make(noise_rate=0.5, curriculum=str(tmp_path / "pairs.parquet"), curriculum_share=0.45)
     easiest = np.log1p(np.exp(-u)).argsort()[:13].tolist()
     pairs = data.train_pairs

@@ -121,10 +121,25 @@ def test_pairs_that_the_run_does_not_have(tmp_path):
     with pytest.raises(
         UserError, match=r"a decision on 'z', which is no training pair here \(1 of 2 are not\)"
     ):
-        decisions.check(["a", "b"], [False, False])
+        decisions.check(["a", "b"], [False, False], ["ta", "tb"])
     with pytest.raises(UserError, match=r"a decision on 'a' with the other label .* the same label noise"):
-        decisions.check(["a", "z"], [True, False])
-    decisions.check(["a", "z", "b"], [False, True, True])
+        decisions.check(["a", "z"], [True, False], ["ta", "tz"])
+    notes = decisions.check(["a", "z", "b"], [False, True, True], ["ta", "tz", "tb"])
+    assert notes == ["2 of 2 decisions name no hash of their texts, so their pairs are found by id alone."]
+
+
+def test_pairs_with_other_texts(tmp_path):
+    rows = [row("a", "keep", texts="ta"), row("b", "swap", texts="tb")]
+    decisions = read_decisions(write(tmp_path / "d.jsonl", rows))
+    assert decisions.check(["a", "b"], [False, True], ["ta", "tb"]) == []
+    with pytest.raises(UserError, match=r"on 'b', but that pair has other texts here \(1 of 2 pairs\); give"):
+        decisions.check(["a", "b"], [False, True], ["ta", "other"])
+    other = write(tmp_path / "other.jsonl", rows[::-1])
+    assert read_decisions(other).content == decisions.content, "by what they say, not by the file"
+    changed = write(tmp_path / "other.jsonl", [rows[0], rows[1] | {"decision": "drop"}])
+    assert read_decisions(changed).content != decisions.content
+    with pytest.raises(UserError, match="line 3 has other texts for the pair 'a' than an earlier decision"):
+        read_decisions(write(tmp_path / "d.jsonl", [*rows, row("a", "keep", texts="tc")]))
 
 
 def annotation(*choices, **other):
@@ -134,7 +149,7 @@ def annotation(*choices, **other):
 
 
 def test_label_studio_and_back(tmp_path):
-    made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
+    made = tasks((f"p{i}", "rejected", i == 0, "t", Texts("q", "good", "bad")) for i in range(5))
     assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
     relation = {"type": "relation", "from_id": "x", "to_id": "y", "direction": "right"}
@@ -153,6 +168,7 @@ def test_label_studio_and_back(tmp_path):
     found = read_decisions(str(tmp_path / "export.json"))
     assert found.words == {"p0": "swap", "p1": "keep"} and found.sample == {"p0"}
     assert found.observed == {"p0": "rejected", "p1": "rejected"}
+    assert found.texts == {"p0": "t", "p1": "t"}
     export[0]["annotations"].append(annotation("keep"))
     (tmp_path / "export.json").write_text(json.dumps(export))
     with pytest.raises(UserError, match=r"task 1 has keep for the pair 'p0', and an earlier one "):
@@ -164,7 +180,7 @@ def test_the_labelling_config_of_the_docs():
     view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
     shown = {text.get("value")[1:] for text in view.iter("Text")}
     assert shown == {"prompt", "chosen", "rejected"}
-    (data,) = (task["data"] for task in tasks([("p", "chosen", True, Texts("q", "a", "b"))]))
+    (data,) = (task["data"] for task in tasks([("p", "chosen", True, "t", Texts("q", "a", "b"))]))
     assert shown <= set(data)
     (choices,) = view.iter("Choices")
     assert choices.get("name") == CONTROL and choices.get("choice") == "single"

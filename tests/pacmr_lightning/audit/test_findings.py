@@ -74,6 +74,7 @@ def frame(n=2000, rate=0.3, known=True):
             "prompt": prompts,
             "category": np.where(wrong & (rng.random(n) < 0.8), "bad", "good"),
             "observed": "chosen",
+            "texts": [f"texts of {i}" for i in range(n)],
             "weight": 1 / (1 + np.exp(-0.7 * u)),
             "u": u,
             "unpulled_u": u,
