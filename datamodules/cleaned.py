@@ -64,8 +64,7 @@ def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
     Prints the columns that are swapped with a label, and those that may describe a side.
     """
     sides = Sides()
-    numbered = sides.seen(numbered_rows(train))
-    ids = [row["id"] for row in checked(numbered, PREFERENCES, train)]
+    ids = [row["id"] for row in checked(lambda: sides.seen(numbered_rows(train)), PREFERENCES, train)]
     _check_ids(Path(train).name, ids, drop | flip)
     if flip:
         sides.announce()
@@ -284,7 +283,7 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a ``Source`` as in a file: messages as lists, ``tools`` as JSON text."""
-    about = ("chat", "template_fields", "unread")
+    about = ("chat", "template_fields", "unread", "like_messages")
     found = {name: value for name, value in row.items() if value is not None and name not in about}
     for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
         if name in found and (row["chat"] or name == "chat_template_kwargs"):

@@ -29,7 +29,7 @@ from .sources import Source
 from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
-from .tokenization import summary_line, token_warnings, tokenize_pairs
+from .tokenization import Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer, prompt_tokens
 
@@ -184,7 +184,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Kept pairs after ``setup``, as the following two."""
         self.train_pairs: TokenizedPairs | None = None
         self.validation_pairs: TokenizedPairs | None = None
-        self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
+        self._filled: dict[str, tuple[Dataset, Dataset, Counts]] = {}
         self._said: set[str] = set()
         self._by_rules = 0
 
@@ -229,7 +229,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
 
-    def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
+    def _read(self, split: str) -> tuple[Dataset, Dataset, Counts]:
         if split in self._filled:
             return self._filled.pop(split)
         if split == "clean_meta":
@@ -315,7 +315,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self._announce(self.source.name, "train", found, counts)
         return pairs
 
-    def _announce(self, name: str, split: str, found: Dataset, counts: dict[str, int]) -> None:
+    def _announce(self, name: str, split: str, found: Dataset, counts: Counts) -> None:
         self.counts[split] = counts
         rank_zero_info(summary_line(name, split, counts))
         for sentence in token_warnings(self.tokenizer, found, counts, f"{name}, {split}"):

@@ -21,7 +21,7 @@ from pacmr_lightning.modules.sft import IGNORED
 from .sources import Completions
 from .stream import RemainingRows, StepLoader, check_resumed
 from .token_columns import check_readable, row_lengths, tokens_digest
-from .tokenization import summary_line, token_warnings, tokenize_completions
+from .tokenization import Counts, summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
 from .train_tokenizer import train_tokenizer
 
@@ -98,7 +98,7 @@ class SFTDataModule(LightningDataModule):
         return train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
 
     @cached_property
-    def _tokenized(self) -> dict[str, tuple[Dataset, dict[str, int]]]:
+    def _tokenized(self) -> dict[str, tuple[Dataset, Counts]]:
         return {
             split: tokenize_completions(texts, self.tokenizer, self.max_length)
             for split, texts in self._texts.items()

@@ -12,7 +12,7 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.recorded import Recorded
 
 from ..evaluation.reward_function import RewardFunction
-from .chat import messages_of
+from .chat import looks_like_messages
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
@@ -117,10 +117,14 @@ class Prompts(Source):
     def __init__(self, file: str):
         self.name = Path(file).name
         self.prompts = []
+        messages = True
         for place, row in numbered_rows(file):
-            if not isinstance(messages_of(row.get("prompt")), str):
-                raise UserError(f"{place}: 'prompt' is {row.get('prompt')!r}, but it must be a text.")
-            self.prompts.append(row["prompt"])
+            if not isinstance(prompt := row.get("prompt"), str):
+                raise UserError(f"{place}: 'prompt' is {prompt!r}, but it must be a text.")
+            self.prompts.append(prompt)
+            messages = messages and looks_like_messages(prompt)
+        if messages and self.prompts:
+            raise UserError(f"{place}: 'prompt' holds chat messages, as all others, but it must be a text.")
 
     def load(self, split: Split) -> Dataset:
         """Raise a UserError: there are no pairs."""

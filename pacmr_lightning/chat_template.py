@@ -71,6 +71,8 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             f"{name} writes today's date; it is rendered as of {DATE:%d %B %Y} everywhere, so that tokens do "
             "not depend on the day."
         )
+    if own := _own_system_prompt(tokenizer):
+        yield f"{name} writes a system prompt of its own, {own[:80]!r}, where a conversation has none."
     start = render_messages(tokenizer, _TALK[:1], add_generation_prompt=True)
     if not probe.startswith(start):
         yield (
@@ -95,6 +97,19 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             f"{name} writes no end token after an answer; {tokenizer.eos_token} is added to each response, "
             "and generation stops there."
         )
+
+
+def _own_system_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text that the template writes in place of a missing system message, or none."""
+    try:
+        given = render_messages(tokenizer, [{"role": "system", "content": _ANSWER}, *_TALK])
+    except (TemplateError, ValueError, TypeError):  # a template without system messages
+        return ""
+    before, _, after = given.partition(_ANSWER)
+    without = _probe(tokenizer)
+    if not (without.startswith(before) and without.endswith(after)):
+        return ""
+    return without[len(before) : len(without) - len(after)].strip()
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase) -> str:
