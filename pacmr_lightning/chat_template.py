@@ -19,7 +19,7 @@ _DATED = (
     "{%- set date.text = date.text | replace(code, value) -%}{%- endfor -%}{{ date.text }}{%- endmacro -%}"
 )
 _MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<(?:start|end)_of_\w+>")
-_ANSWER = "0123"
+_SYSTEM, _ANSWER = "4567", "0123"
 _TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -102,12 +102,12 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 def _own_system_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text that the template writes in place of a missing system message, or none."""
     try:
-        given = render_messages(tokenizer, [{"role": "system", "content": _ANSWER}, *_TALK])
+        given = render_messages(tokenizer, [{"role": "system", "content": _SYSTEM}, *_TALK])
     except (TemplateError, ValueError, TypeError):  # a template without system messages
         return ""
-    before, _, after = given.partition(_ANSWER)
+    before, written, after = given.partition(_SYSTEM)
     without = _probe(tokenizer)
-    if not (without.startswith(before) and without.endswith(after)):
+    if not (written and without.startswith(before) and without.endswith(after)):
         return ""
     return without[len(before) : len(without) - len(after)].strip()
 

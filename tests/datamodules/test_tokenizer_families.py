@@ -252,6 +252,18 @@ def test_reasoning_of_a_field_of_its_own():
     assert render(build("byte level", template=CHATML), QUESTION, thought).changes == ["reasoning left out"]
 
 
+def test_a_system_prompt_of_the_template_s_own():
+    own = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe calm.<|im_end|>\n{% endif %}"
+    said = [
+        list(template_warnings(build("byte level", template=t))) for t in (own + CHATML, CHATML, NO_SYSTEM)
+    ]
+    assert [any("writes a system prompt of its own, 'Be calm.'" in one for one in each) for each in said] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_several_named_templates():
     tokenizer = build("byte level", template={"default": CHATML, "tool_use": PLAIN})
     assert tokenize_pairs(pairs(chat_row()), tokenizer, 300)[1]["kept"] == 1
