@@ -208,7 +208,7 @@ def _changes(
         yield "reasoning left out"
     if changed - thoughts:
         yield "a message changed"
-    if not missing and _rarer(written, texts):
+    if _rarer(written, {i: text for i, text in texts.items() if i not in missing}):
         yield "whitespace changed"
 
 

@@ -26,12 +26,6 @@ _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _SIDE = re.compile("chosen|rejected", re.IGNORECASE)
 _DIFFERENCE = re.compile("margins?|diff|differences?|minus")
 """Words in names of columns of differences, chosen minus rejected."""
-_SIDED = re.compile(
-    f"{_DIFFERENCE.pattern}|chosen|rejected|(dis)?prefer(red|ences?)?|labels?|winner|loser|win|lose|better|"
-    "worse|best|worst|choice|selected|verdict|rank(s|ing)?|judge?ment|votes?|side|delta|gap|scores|ratings|"
-    "rewards|positive|negative|rationale|explanation"
-)
-"""Words in names of columns that may describe a side."""
 
 
 def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
@@ -61,7 +55,7 @@ def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[s
 def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
     """Write the rows of a file in its own columns and format.
 
-    Prints the columns that are swapped with a label, and those that may describe a side.
+    Prints the columns that are swapped with a label, and those that are not.
     """
     sides = Sides()
     ids = [row["id"] for row in checked(lambda: sides.seen(numbered_rows(train)), PREFERENCES, train)]
@@ -148,16 +142,17 @@ class Sides:
         return found
 
     def announce(self) -> None:
-        """Print the columns that are swapped with a label, and those that may describe a side."""
+        """Print the columns that are swapped with a label, and those that are not."""
         places = self.paths(lambda sides, name: sides.partner(name) is not None)
         signs = self.paths(Sides.is_difference)
+        known = {"id", *PREFERENCES.responses, *PREFERENCES.optional, *places, *signs}
         unsure = [
-            name for name in self.paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
+            name for name in self.paths(lambda sides, name: name not in sides.inside) if name not in known
         ]
         for names, what in (
             (places, "are exchanged where a label is swapped"),
             (signs, "change their sign where a label is swapped"),
-            (unsure, "may describe a side, but are not changed where a label is swapped; check them"),
+            (unsure, "are not changed where a label is swapped; check those that describe a side"),
         ):
             if names and names != ["chosen", "rejected"]:
                 print(f"Columns that {what}: {', '.join(names)}.")

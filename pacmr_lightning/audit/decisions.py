@@ -98,7 +98,7 @@ class Decisions:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the decisions say, in JSON's types, whatever the file's name and order."""
+        """Values of all decisions in JSON's types; they do not depend on the file's name and order."""
         return asdict(self) | {"path": None, "sample": sorted(self.sample)}
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
