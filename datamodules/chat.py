@@ -186,7 +186,7 @@ CHANGES = {
     "a message changed": "changes the text of a message",
     "whitespace changed": "changes the whitespace of a message",
 }
-"""What a template may do to a row's messages, and the words for it."""
+"""Changes that a template may make to a row's messages, with a verb phrase for each."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
