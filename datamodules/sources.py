@@ -71,7 +71,7 @@ class Files(RowsBySplit, Source):
         validation: file with the validation pairs. None: some prompts of the training file are set aside.
         validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all pairs of
             a prompt fall on the same side.
-        reward: source of the labels, if known, such as ``LexiconReward``.
+        reward: source of the labels, if known, a class of your own by its import path.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
@@ -105,7 +105,7 @@ class Files(RowsBySplit, Source):
 
 
 class Prompts(Source):
-    """Prompts without pairs, for ``pacmr predict`` and ``pacmr generate``.
+    """Prompts without pairs, for ``pacmr predict``.
 
     Args:
         file: JSON Lines or Parquet, with a text in the column ``prompt``; other columns do not count.
@@ -124,7 +124,7 @@ class Prompts(Source):
 
     def load(self, split: Split) -> Dataset:
         """Raise a UserError: there are no pairs."""
-        raise UserError(f"{self.name} has prompts only; pacmr label makes pairs of responses to them.")
+        raise UserError(f"{self.name} has prompts only, for pacmr predict; name a source of pairs.")
 
 
 class EmbeddedWorld(Source):

@@ -34,8 +34,6 @@ TOOLS = {
     "refine": "Trains a second pass with soft labels from the audit of a run; compares both.",
     "correct": "PerpCorrect: trains a second pass on labels corrected from a few clean pairs.",
     "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
-    "generate": "Writes responses of a model behind an OpenAI-compatible endpoint.",
-    "label": "Writes preference pairs from two responses to each prompt, labelled by a reward.",
     "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
     "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
     "configs": "Lists the shipped configs, which --config finds by name, or copies one.",
@@ -48,7 +46,7 @@ GROUPS = {
     "start": ("quickstart", "configs", "inspect"),
     "train": ("fit", "refine", "correct", "augment"),
     "audit": ("audit", "clean-meta"),
-    "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
+    "evaluate": ("compare", "validate", "test", "predict", "judge", "analyze"),
 }
 """Commands by purpose, in the order of use; the others are listed under "more"."""
 

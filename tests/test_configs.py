@@ -17,10 +17,10 @@ from pacmr_lightning.commands import memory as memory_tool
 from pacmr_lightning.embedded_world import World
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
 SWEEPS = sorted((ROOT / "research" / "sweeps").glob("*.yaml"))
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
-PREFERENCE = [path for path in CONFIGS if path.name.endswith("preference.yaml")]
+PREFERENCE = [path for path in CONFIGS if path.name.endswith("preference.yaml") or path.stem == "sentiment"]
 SFT = [path for path in CONFIGS if path.name.endswith("sft.yaml")]
 
 
@@ -117,7 +117,7 @@ def test_preference(base, method, tiny, monkeypatch):
         arguments += ["--trainer.callbacks.samples", "4"]
     elif source == "Files":
         arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
-        if base.parent.name == "sentiment":
+        if base.stem == "sentiment":
             arguments += ["--trainer.callbacks.samples", "4"]
     else:
         arguments += ["--data.source.path", upstream(source)]

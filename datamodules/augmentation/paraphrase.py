@@ -57,6 +57,6 @@ class Paraphrase(Rewriter):
             )
         found = {}
         for piece, reply in zip(pieces, replies, strict=True):
-            problem = CUT if reply.is_cut(self.endpoint.max_tokens) else reply.problem
+            problem = CUT if reply.cut else reply.problem
             found[piece] = Rewriting.checked(piece, reply.text or "", problem, reply.cached)
         return found

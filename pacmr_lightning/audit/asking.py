@@ -12,8 +12,9 @@ from ..datamodules.chat import decode_messages
 from ..datamodules.prompts import split_row
 from ..datamodules.row_values import values_of
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.judge_calls import calls
-from ..evaluation.judging import Comparison, Preference, requests_without_answer
+from ..evaluation.chat_completion import NO_TOKENS
+from ..evaluation.judge_calls import calls, price
+from ..evaluation.judging import Comparison, Preference, requests_without_answer, tokens_of
 from .noise_rate import NoiseRate
 from .options import AuditOptions
 
@@ -61,6 +62,10 @@ def ask_judges(
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)
             votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
+            billed, _ = tokens_of(verdicts)
+            if billed != NO_TOKENS:
+                cost = price(billed.prompt, billed.completion, prices)
+                notes.append(f"{judge.name}: tokens {billed}" + (f"; cost {cost:,.2f}." if cost else "."))
             if failed := requests_without_answer(verdicts):
                 notes.append(f"{judge.name}: {failed}; the same command repeats them.")
     return votes, notes

@@ -26,6 +26,7 @@ from ..evaluation.judging import (
     Verdict,
     check_distinct,
     requests_without_answer,
+    tokens_of,
 )
 from ..evaluation.response_files import answers_path
 from ..files import write_json_lines
@@ -153,12 +154,13 @@ def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
     for name, of in zip(names, verdicts, strict=True):
         opinions = [opinion for verdict in of for opinion in verdict.orders]
         found = [verdict.preferred for verdict in of]
+        billed, _ = tokens_of(of)
         table.add_row(
             name,
             *(str(found.count(preference)) for preference in _ON_LABEL),
             f"{sum(verdict.inconsistent for verdict in of) / len(of):.1%}",
-            str(sum(opinion.prompt_tokens for opinion in opinions)),
-            str(sum(opinion.completion_tokens for opinion in opinions)),
+            str(billed.prompt),
+            str(billed.completion),
             f"{sum(opinion.cached for opinion in opinions)} of {len(opinions)}",
         )
     return table

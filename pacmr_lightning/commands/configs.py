@@ -14,7 +14,6 @@ GROUPS = {
     "quickstart": "pacmr quickstart",
     "tldr": "experiments of Qu et al.: TL;DR",
     "hh": "experiments of Qu et al.: Anthropic HH",
-    "sentiment": "film reviews",
 }
 """Folders in the order of the list, without those for ``pacmr sweep``."""
 

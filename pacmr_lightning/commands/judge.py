@@ -111,6 +111,8 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         f"tokens: {tokens['all']['prompt']:,} in, {tokens['all']['completion']:,} out; in this call "
         f"{tokens['now']['prompt']:,} and {tokens['now']['completion']:,}"
     ) + (f"; cost: {cost['all']:.2f}, in this call {cost['now']:.2f}" if cost else "")
+    if uncounted := costs["uncounted_requests"]["all"]:
+        yield f"not in these tokens: {uncounted:,} requests without a count, which the server may bill"
     if result.identical:
         yield f"{result.identical} pairs of identical responses are ties, without a judgement"
     if any(result.empty):

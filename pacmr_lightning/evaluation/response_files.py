@@ -3,14 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files import obstacle, read_json_lines
 from .answer_store import content_key
-from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
 
 
@@ -20,8 +19,6 @@ class ResponsePair(Comparison):
 
     id: str
     """The rows' id, else a hash of the prompt and the response's number."""
-    columns: dict[str, Any] = field(default_factory=dict, hash=False)
-    """``tools`` and ``chat_template_kwargs`` of the first model's row, if any."""
 
     @property
     def identical(self) -> bool:
@@ -99,7 +96,6 @@ def pair_rows(
             first=row["response"],
             second=other[key]["response"],
             id=key,
-            columns={name: row[name] for name in TEMPLATE_COLUMNS if name in row},
         )
         for key, row in one.items()
     ]

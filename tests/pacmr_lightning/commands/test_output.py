@@ -66,7 +66,6 @@ def folder(tmp_path_factory, tiny_llama):
     sweep = {"base": ["config.yaml"], "output": "swept", "noise_rates": [0.3], "seeds": [0]}
     options = {"data.noise_rate": "{noise}", "seed_everything": "{seed}"}
     sweep |= {"options": options, "methods": {"dpo": {"config": "dpo"}}}
-    (folder / "words.txt").write_text("sea\t1\n")
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     return folder
 
@@ -83,9 +82,7 @@ COMMANDS = {
     "validate": RUN,
     "test": RUN,
     "predict": [*RUN, "--generation.output", "generations.jsonl"],
-    "generate": [*ROWS, "--source.validation=validation.jsonl", *TO_OTHER, *ENDPOINT, "URL"],
     "judge": [*PREDICTED, *JUDGE, "URL"],
-    "label": [*PREDICTED, "--output", "pairs.jsonl", "--reward=LexiconReward", "--reward.lexicon=words.txt"],
     "inspect": [*ROWS, "--tokenizer", "model", "--output", "numbers.json"],
     "augment": [*WORLD, "--output", "augmented.parquet", "--rewriter", "Rules"],
     "clean-meta": [*WORLD, "--output", "meta.jsonl", "--n", "8"],
@@ -104,9 +101,7 @@ RESULTS = {
     "validate": TABLE,
     "test": TABLE,
     "predict": "",
-    "generate": r"other\.jsonl: 4 responses of tiny, .*\n",
     "judge": r"A: generations\.jsonl\nB: other\.jsonl\n" + TABLE,
-    "label": r"pairs\.jsonl: .*\n",
     "inspect": r"train\.jsonl, tokenizer model.*\n(.*\n)*",
     "augment": r"# Augmented prompts\n\nRules of .*\n(.*\n)*",
     "clean-meta": r"meta\.jsonl: 8 of .*\n",

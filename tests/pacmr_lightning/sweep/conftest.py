@@ -97,7 +97,7 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
 
     Parsing takes a third of a second a method, so without ``whole`` an option has its first value only.
     """
-    for name in ("configs", "research"):
+    for name in ("configs", "examples", "research"):
         Path(name).symlink_to(ROOT / name)
     there = {*Path().iterdir(), Path("sweep.yaml")}
     sweep = read_yaml(str(file))
@@ -109,7 +109,9 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     main(["sweep.yaml", "--dry_run"])
     assert {*Path().iterdir()} == there
     lines = capsys.readouterr().out.splitlines()
-    found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
+    found = [
+        line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config (?:configs|examples)/", line)
+    ]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert all("{" not in line for line in found)
     return len(found)

@@ -21,7 +21,11 @@ SIZES = {
     **{f"{task}{kind}": n for task in ("tldr", "hh") for kind, n in PAPER.items()},
     **{f"{task}_consistency": 1 for task in ("tldr", "hh")},
 }
-"""Cells of every sweep file in configs/sweeps."""
+"""Cells of every sweep file in configs/sweeps and examples."""
+
+
+def shipped(name: str) -> Path:
+    return ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
 
 
 def fails(capsys, arguments: list[str]) -> str:
@@ -108,7 +112,7 @@ def test_no_sweep(text, message, tmp_path, capsys):
 @pytest.mark.parametrize("path", SIZES, ids=str)
 def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    check_measures(read_sweep(f"configs/sweeps/{path}.yaml"))
+    check_measures(read_sweep(str(shipped(path))))
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -120,7 +124,7 @@ def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
 )
 def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = ROOT / f"configs/sweeps/{path}.yaml"
+    file = shipped(path)
     assert (
         check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys) == SIZES[path]
         or not whole

@@ -1,23 +1,34 @@
-"""Command ``pacmr generate``: responses of a model behind an OpenAI-compatible endpoint."""
+"""Write the responses of a model behind an OpenAI-compatible endpoint (vLLM, say), as ``pacmr predict`` does.
+
+    python examples/endpoint_responses.py --source AnthropicHH --source.single_turn true \\
+      --output runs/other.jsonl --endpoint.model NAME --endpoint.base_url http://localhost:8000/v1 \\
+      --endpoint.max_tokens 256
+    pacmr judge runs/mine/generations.jsonl runs/other.jsonl --judge EndpointJudge --judge.task hh
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
 
 from jsonargparse import lazy_instance
 
-from ..command_line.output import print_result
-from ..datamodules.evaluation_prompts import draw_prompts
-from ..datamodules.sources import Source
-from ..errors import UserError, check_within
-from ..evaluation.answer_store import AnswerStore
-from ..evaluation.conversation import as_messages
-from ..evaluation.endpoint import Endpoint
-from ..evaluation.judging import failed_requests
-from ..evaluation.prompt_batch import Response
-from ..evaluation.response_files import answers_path, output_path
-from ..files import write_json_lines
+from pacmr_lightning.command_line.output import print_result
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
+from pacmr_lightning.datamodules.sources import Source
+from pacmr_lightning.errors import UserError, check_within
+from pacmr_lightning.evaluation.answer_store import AnswerStore
+from pacmr_lightning.evaluation.conversation import as_messages
+from pacmr_lightning.evaluation.endpoint import Endpoint
+from pacmr_lightning.evaluation.prompt_batch import Response
+from pacmr_lightning.evaluation.response_files import answers_path, output_path
+from pacmr_lightning.files import write_json_lines
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 
 
-def generate(
+def endpoint_responses(
     source: Source, output: str, endpoint: Endpoint = _ENDPOINT, n: int | None = 800, seed: int = 42
 ) -> None:
     """Writes responses of a model behind an OpenAI-compatible endpoint, in the format of pacmr predict.
@@ -43,18 +54,27 @@ def generate(
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         if answer.text:
-            # 0 means that the server did not count.
-            counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
-            is_cut = answer.is_cut(endpoint.max_tokens)
-            response = Response(answer.text, "length" if is_cut else "stop", *counts)
+            # Tokens that are billed hold reasoning and answers that were thrown away.
+            response = Response(answer.text, "length" if answer.cut else "stop", None, None)
             rows.append(response.row(prompt.id, prompt.asked) | prompt.columns)
-    failed = failed_requests(answer.problem for answer in answers if not answer.text)
+    problems = Counter(answer.problem for answer in answers if not answer.text)
+    failed = f"{problems.total()} requests failed"
+    if problems:
+        failed += f" (mostly: {problems.most_common(1)[0][0]})"
     if not rows:
         raise UserError(f"{failed}, so there is nothing to write; check the server and its model.")
     write_json_lines(path, rows)
     cut = sum(row["finish_reason"] == "length" for row in rows)
     if unsent := sorted({column for prompt in prompts for column in prompt.columns}):
         print(f"Not sent to the endpoint: the columns {' and '.join(unsent)}; they are in the file.")
-    if failed:
+    if problems:
         print(f"{failed}; their prompts are not in the file, and the same command repeats them.")
     print_result(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them truncated.")
+
+
+if __name__ == "__main__":
+    try:
+        run_tool("endpoint_responses", endpoint_responses, sys.argv[1:])
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
