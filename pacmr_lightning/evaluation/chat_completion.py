@@ -64,7 +64,7 @@ NO_TOKENS = Tokens()
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request brought: a whole answer, or a problem."""
+    """A whole answer, or a problem."""
 
     status: int
     """HTTP status: the server's own, or the one that an error inside a 200 amounts to."""

@@ -49,8 +49,8 @@ class Answer:
     text: str | None
     """Without reasoning, which the store keeps; None where there is no answer."""
     billed: Tokens = NO_TOKENS
-    """Of all requests for it in this and earlier calls, also of those that failed and of answers thrown away.
-    A conversation that occurs twice in one call has them at its first place only."""
+    """Tokens of all requests for it in this and earlier calls, also of failed ones and answers thrown away. A
+    conversation that occurs twice in one call has them at its first place only."""
     now: Tokens = NO_TOKENS
     """The part of ``billed`` of this call."""
     cached: bool = False

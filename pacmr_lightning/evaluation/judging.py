@@ -36,7 +36,7 @@ class Opinion:
     answer: str | None
     problem: str | None = None
     billed: Tokens = NO_TOKENS
-    """Of all requests for it, in this and earlier calls; see ``endpoint.Answer``."""
+    """Tokens of all requests for it, in this and earlier calls; see ``endpoint.Answer``."""
     now: Tokens = NO_TOKENS
     cached: bool = False
 

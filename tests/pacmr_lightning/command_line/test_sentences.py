@@ -143,7 +143,7 @@ judge a
     second: missing; give it on the command line or in a config.
 judge a b --judge EndpointJudg
     judge: there is no class EndpointJudg; did you mean
-generate
+augment
     source and output are missing;
 augment --rewriter Paraphras
     rewriter: there is no class Paraphras; did you mean Paraphrase?
