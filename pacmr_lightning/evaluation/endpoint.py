@@ -241,7 +241,8 @@ class _Asking:
 
     async def one(self, client: AsyncOpenAI, name: str, messages: Any) -> None:
         """Ask one conversation; its tokens are stored whatever happens."""
-        _BILL.set(bill := [])
+        bill: list[Tokens] = []
+        _BILL.set(bill)
         earlier = self.found.get(name, Answer(None)).billed
         reply = Reply(0, "stopped")
         try:
@@ -282,10 +283,9 @@ class _Asking:
         asked, switched = self.endpoint, self.switched
         limit = _LIMITS[(asked.base_url == OPENAI_URL) != switched]
         options = {"model": asked.model, "temperature": asked.temperature, limit: asked.max_tokens}
+        sent: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         try:
-            response = await client.chat.completions.with_raw_response.create(
-                messages=messages, **{name: value for name, value in options.items() if value is not None}
-            )
+            response = await client.chat.completions.with_raw_response.create(messages=messages, **sent)
             return response.http_response.extensions["reply"]
         except APITimeoutError:
             return Reply(408, f"no answer within {asked.timeout:g} s")
