@@ -32,7 +32,6 @@ TOOLS = {
     "analyze": "Measures how a policy agrees with itself under augmented prompts.",
     "audit": "Finds suspected label errors with a base model, adapter or run; writes the pairs without them.",
     "refine": "Trains a second pass with soft labels from the audit of a run; compares both.",
-    "correct": "PerpCorrect: trains a second pass on labels corrected from a few clean pairs.",
     "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
     "generate": "Writes responses of a model behind an OpenAI-compatible endpoint.",
     "label": "Writes preference pairs from two responses to each prompt, labelled by a reward.",
@@ -46,7 +45,7 @@ TOOLS = {
 
 GROUPS = {
     "start": ("quickstart", "configs", "inspect"),
-    "train": ("fit", "refine", "correct", "augment"),
+    "train": ("fit", "refine", "augment"),
     "audit": ("audit", "clean-meta"),
     "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
 }

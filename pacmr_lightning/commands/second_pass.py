@@ -48,7 +48,7 @@ def kept_file(name: str, path: Path) -> str:
     return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
-def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
+def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
     """Raise a UserError for a folder with anything else, since the second pass's fit clears it."""
     check_writable("output", str(folder), folder)
     path = folder / record
@@ -81,7 +81,7 @@ def audit_first(
 ) -> None:
     """Audit the first run unless that is done, and write the options ``asked`` to the file ``record``."""
     read_summary(run)  # needed by the comparison at the end
-    _check_folder(folder, asked, record)
+    check_folder(folder, asked, record)
     if (folder / record).exists():
         return
     if kept := reuse(run, options):
