@@ -124,15 +124,11 @@ def test_preference(base, method, tiny, monkeypatch):
         arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
         if source == "TLDR":
             arguments += ["--data.source.test_prompts", upstream("TLDRCompletions")]
-    if method.stem in ("mwn", "aligner", "metapo_style"):
+    if method.stem == "mwn":
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "rpo_em_annotators":
         noise = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
         arguments += [*noise, "--data.noise_rate", "0", "--data.noise_rates", "null"]
-    if method.stem == "metapo_style":  # which visits pairs twice: two epochs of one update
-        pairs = {"TLDR": "96", "AnthropicHH": "40" if base.stem.startswith("small") else "160"}
-        batch = pairs.get(source, "64")
-        arguments += ["--trainer.max_epochs", "2", "--data.global_batch_size", batch]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2

@@ -30,14 +30,12 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     policy = ready(module)
     if pairs.reference is None:
         pairs.reference = pairs.reference_log_probs(policy)
-    ask = with_entropies if module.weighting.needs_entropies else log_probs
-    found = pairs.values_as_trained(ask, policy, title)
+    found = pairs.values_as_trained(log_probs, policy, title)
     parts = []
     for start in range(0, len(pairs), _PART):
         values = found[start : start + _PART]
         batch = pairs.batch(list(range(start, start + len(values))))
-        now, *entropies = (LogProbs(*columns.unbind(1)) for columns in values.split(2, dim=1))
-        now.entropies = entropies[0] if entropies else None
+        now = LogProbs(*values.unbind(1))
         parts.append(_columns(module, Rewards.of(now, batch, module.objective.beta), batch))
     frame = pd.concat(parts, ignore_index=True)
     frame.insert(1, "prompt", pd.factorize(np.array(pairs.rows["prompt"][:], dtype=object))[0])
@@ -50,14 +48,6 @@ def log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
     """Return (n, 2) log-probabilities of chosen and rejected."""
     found = policy.log_probs(batch)
     return torch.stack([found.chosen, found.rejected], dim=1)
-
-
-def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """Return (n, 4) log-probabilities, then the entropies of ``LogProbs``."""
-    found = policy.log_probs(batch, entropies=True)
-    assert found.entropies is not None
-    sides = (found.chosen, found.rejected, found.entropies.chosen, found.entropies.rejected)
-    return torch.stack(sides, dim=1)
 
 
 def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:

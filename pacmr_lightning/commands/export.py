@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
@@ -40,7 +40,7 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    A VNet is written too (``vnet_folder.load_vnet`` reads it). The folder stays if an upload fails.
+    A VNet is written too (``weighting.vnet.load_vnet`` reads it). The folder stays if an upload fails.
 
     Args:
         run: folder of a preference run.
@@ -100,11 +100,12 @@ def export(
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
         card = model_card(found, module, step, summary, name=push or out, hub_base=hub_base, merged=merged)
         data.tokenizer.save_pretrained(folder)
-        if module.vnet is not None:
+        if isinstance(module.vnet, VNet):
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
             settings["weighting"] = weighting_settings(found, module)
-            # Always the weighting's own network.
-            save_vnet(folder, cast(VNet, module.vnet), settings)
+            save_vnet(folder, module.vnet, settings)
+        elif module.vnet is not None:
+            print(f"The network of {type(module.weighting).__name__} is no VNet and stays in the checkpoint.")
         if merged:
             model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
             model.save_pretrained(folder)

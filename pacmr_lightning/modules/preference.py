@@ -27,7 +27,7 @@ from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
-from ..weighting.base import check_soft_labels, check_update
+from ..weighting.base import check_soft_labels
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
@@ -111,7 +111,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
-        check_update(self.weighting)
         check_soft_labels(self.weighting, self.objective)
         if self.objective.grouped and not isinstance(self.weighting, Unweighted):
             raise UserError(
@@ -298,7 +297,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             self.micro_batch,
             keep=learns and self.weighting.keep_gradients,
             soft_labels=self.weighting.soft_labels,
-            entropies=self.weighting.needs_entropies,
         )
         if learns:
             # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
@@ -508,7 +506,6 @@ def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
         a=weights.a,
         b=weights.b,
         flipped=batch.flipped,
-        features=weights.features,
     )
 
 

@@ -33,7 +33,7 @@ from .attention import (
     use_attention,
 )
 from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
-from .chunked_log_probs import token_values, upcast
+from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
@@ -277,24 +277,20 @@ class PolicyModel(Recorded, nn.Module):
         """Lay out the batch as the self-check chose."""
         return rows_of(self._plan_for(batch).layout, batch)
 
-    def log_probs(self, batch: PairBatch, rows: Rows | None = None, entropies: bool = False) -> LogProbs:
-        """Return (N,) summed response log-probabilities, in nats; ``entropies`` adds the next tokens'."""
-        return self.score(self.rows(batch) if rows is None else rows, entropies)
+    def log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
+        """Return (N,) summed response log-probabilities, in nats."""
+        return self.score(self.rows(batch) if rows is None else rows)
 
     def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
         """Return summed response log-probabilities of N pairs in a given layout."""
         return self.score(rows_of(layout, batch))
 
-    def score(self, rows: Rows, entropies: bool = False) -> LogProbs:
+    def score(self, rows: Rows) -> LogProbs:
         """Return summed response log-probabilities of laid-out pairs, adapter on or off."""
         states, head = self._predictions(rows)
         head_weights = self.model.get_output_embeddings().parameters()
         frozen = not rows.whole_logits and not any(weight.requires_grad for weight in head_weights)
-        tokens = token_values(states, head, rows.targets, self._pieces(rows), frozen, entropies)
-        found = rows.log_probs(tokens.log_probs)
-        if tokens.entropies is not None:
-            found.entropies = rows.log_probs(tokens.entropies)
-        return found
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:

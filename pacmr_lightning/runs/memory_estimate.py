@@ -25,7 +25,7 @@ from ..meta_gradient.step_pairs import affordable
 from ..policy import PolicyModel
 from ..policy.attention import is_flash
 from ..policy.base_model import adapter_chain, recompute_activations
-from ..policy.chunked_log_probs import token_values, upcast
+from ..policy.chunked_log_probs import token_log_probs, upcast
 from ..policy.mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype
 from ..policy.token_layout import PROMPT_ONCE
 
@@ -380,7 +380,7 @@ def response_values(
     states = model.base_model(**inputs, use_cache=False).last_hidden_state[predicted, predicted]
     # Not called as a module: torch's flop counter cannot take a gradient inside its module hooks.
     head = model.get_output_embeddings().forward
-    return token_values(states, head, predicted, pieces, frozen=True).log_probs
+    return token_log_probs(states, head, predicted, pieces, frozen=True)
 
 
 class LiveBytes(TorchDispatchMode):

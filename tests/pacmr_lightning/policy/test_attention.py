@@ -19,9 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient import ExactCoefficients
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
-from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, shared_mask, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
@@ -234,14 +231,6 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
     assert policy._plan == AttentionPlan("flex_attention", "separate")
-
-
-def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, make_batch):
-    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
-    batch = batch.with_reference(policy.reference_log_probs(batch))
-    direction = {name: torch.ones_like(parameter) for name, parameter in policy.adapter().items()}
-    with pytest.raises(UserError, match="flex_attention attention cannot; set attn_implementation to sdpa"):
-        ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(), batch, None), direction)
 
 
 @pytest.mark.parametrize(

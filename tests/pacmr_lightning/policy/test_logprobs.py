@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, OPTConfig
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_attention
-from pacmr_lightning.policy.chunked_log_probs import token_values
+from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import (
     Rows,
@@ -21,7 +21,6 @@ from pacmr_lightning.policy.token_layout import (
     separate_rows,
     shared_rows,
 )
-from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -82,37 +81,6 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
         for layout in LAYOUTS:
             found = policy.score(rows_in(layout, policy, batch, attention))
             assert_close(found, truth, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("trained_head", [False, True])
-def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
-    targets = {"target_modules": ["q_proj", "lm_head"]} if trained_head else {}
-    policy, batch = make_policy(double=True, logit_chunk=7, **targets), make_batch()
-    lengths = LogProbs(*(torch.tensor([len(pair[side][2]) for pair in sequences(batch)]) for side in (0, 1)))
-    with torch.no_grad():
-        perplexity = plain(policy.model, batch, torch.nn.functional.cross_entropy)
-        entropy = plain(
-            policy.model, batch, lambda x, _: torch.distributions.Categorical(logits=x).entropy().sum()
-        )
-    difference = perplexity.chosen - perplexity.rejected
-    for layout in LAYOUTS:
-        for with_gradient in (False, True):
-            with torch.set_grad_enabled(with_gradient):
-                without = policy.score(rows_in(layout, policy, batch))
-                found = policy.score(rows_in(layout, policy, batch), entropies=True)
-            assert without.entropies is None and torch.equal(found.chosen, without.chosen)
-            assert found.chosen.requires_grad == with_gradient and not found.entropies.chosen.requires_grad
-            assert_close(found.entropies, entropy)
-            rewards = Rewards.of(found, batch.with_reference(without), 0.1)
-            torch.testing.assert_close(rewards.perplexity_difference, difference)
-            torch.testing.assert_close(rewards.entropy, entropy.chosen / lengths.chosen)
-            swapped = rewards.exchanged()
-            torch.testing.assert_close(swapped.perplexity_difference, -difference)
-            torch.testing.assert_close(swapped.entropy, entropy.rejected / lengths.rejected)
-        if layout == "shared":
-            weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
-            gradients = [adapter_gradient(policy, (weights * x.chosen).sum()) for x in (without, found)]
-            assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -294,7 +262,7 @@ def test_logits_of_a_large_vocabulary(frozen):
         hidden = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(tokens, dtype=torch.long)
         with LiveBytes(head) as live, MostRows(vocabulary) as most:
-            values = token_values(hidden, head, targets, -(-tokens // chunk), frozen).log_probs
+            values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
             values.sum().backward()
     assert most.rows == chunk > width
     # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.

@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
-    ExactCoefficients,
     GhostDotProduct,
     SoftPromptConsistency,
 )
@@ -208,10 +207,6 @@ def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
             a, b = gradient(kept), gradient(again)
             assert off(flat(a.values()), flat(b.values())) < 1e-5
             torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
-    if not options and layout != "packed_shared":  # whose kernel is differentiated once
-        exact = ExactCoefficients().coefficients(step_pairs(policy, batch), direction)
-        ghost = step_pairs(policy, batch).along(direction)
-        assert off(exact.double(), ghost.double()) < 0.05
     after = gradient(step_pairs(policy, batch))
     assert all(torch.equal(after[name], before[name]) for name in before)
     for linear in policy.lora_linears().values():
