@@ -3,15 +3,16 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from ..errors import UserError
 from ..files import read_json_lines
-from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
@@ -46,6 +47,49 @@ def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class SampleEstimate:
+    """Share of wrong labels by manual review of a random sample."""
+
+    wrong: int
+    right: int
+    dropped: int
+    unsure: int
+
+    @property
+    def read(self) -> int:
+        """Number of labels marked wrong or right."""
+        return self.wrong + self.right
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """95% interval by Clopper and Pearson; NaN without labels."""
+        if not self.read:
+            return float("nan"), float("nan")
+        found = binomtest(self.wrong, self.read).proportion_ci(0.95, method="exact")
+        return float(found.low), float(found.high)
+
+    def sentence(self) -> str:
+        """Return the share with its interval; empty if nothing was read."""
+        if not self.read:
+            return ""
+        out = ""
+        if self.dropped or self.unsure:
+            out = f"; {self.dropped} dropped and {self.unsure} unsure pairs are excluded"
+        low, high = self.interval
+        return (
+            f"Of {self.read:,} randomly sampled labels that were reviewed by hand, {self.wrong:,} are wrong: "
+            f"{self.wrong / self.read:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
+        )
+
+    def table(self) -> pd.DataFrame:
+        """Return one row: counts of decisions, and the share of wrong labels with its interval."""
+        counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
+        share = self.wrong / self.read if self.read else float("nan")
+        names = ("share_wrong", "low", "high")
+        return pd.DataFrame([counts | dict(zip(names, (share, *self.interval), strict=True))])
+
+
+@dataclass(frozen=True)
 class Decisions:
     """Decisions on some pairs of a run, by pair id."""
 
@@ -57,7 +101,7 @@ class Decisions:
 
     @property
     def estimate(self) -> SampleEstimate:
-        """Noise rate by the random sample only; other pairs were selected by a score."""
+        """Share of wrong labels by the random sample only; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
         return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
 
@@ -80,10 +124,10 @@ class Decisions:
             )
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
+        """Return the table with the column ``decision`` (NA for none), and ``p`` 1 or 0 by it."""
         word = table["id"].map(self.words)
-        wrong = word.map({"keep": 0.0, "swap": 1.0}).astype(float)
-        return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
+        right = word.map({"keep": 1.0, "swap": 0.0}).astype(float)
+        return table.assign(decision=word.astype("string"), p=right.fillna(table["p"]))
 
 
 def read_decisions(path: str) -> Decisions:
@@ -124,13 +168,7 @@ def read_decisions(path: str) -> Decisions:
             sample.add(name)
     if not words:
         raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
-    found = Decisions(path, words, observed, sample)
-    if (read := found.estimate).interval[0] >= 0.5:
-        raise UserError(
-            f"{path} marks {read.wrong} of {read.read} random labels wrong, but an audit needs a noise rate "
-            "below a half; swap chosen and rejected in all rows first."
-        )
-    return found
+    return Decisions(path, words, observed, sample)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

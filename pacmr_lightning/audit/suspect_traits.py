@@ -12,8 +12,8 @@ from scipy import sparse
 from scipy.stats import false_discovery_control, norm, t
 from sklearn.feature_extraction.text import CountVectorizer
 
+from .agreement import Agreement
 from .group_reliability import GROUPINGS
-from .noise_rate import NoiseRate
 
 LEVEL = 0.05
 """False discovery rate of the traits that are reported."""
@@ -62,14 +62,14 @@ def suspect_traits(
     )
 
 
-def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
+def label_rules(traits: pd.DataFrame, found: Agreement) -> pd.Series:
     """Return a mask of the traits that most labels follow.
 
     With independent label errors at most 1 - eps of the labels follow a trait; a given eps may be too high on
     purpose, so it is not used.
     """
-    estimated = rate.identified and not rate.known
-    bound = min(FOLLOWED, 1 - rate.low) if estimated else FOLLOWED
+    estimated = found.identified and not found.known
+    bound = min(FOLLOWED, 1 - found.low) if estimated else FOLLOWED
     return traits["kind"].isin(["length", "word"]) & (at_least(traits) > bound)
 
 

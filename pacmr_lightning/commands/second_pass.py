@@ -24,8 +24,6 @@ from ..runs.loggers import loggers_of_another
 from .audit import show
 from .compare import compare
 
-SAFE_SHARE = 0.45
-"""Highest noise rate assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
 """KL to the reference, in nats per response, above which a second pass gets a warning."""
 
@@ -77,7 +75,7 @@ def audit_first(
     asked: dict[str, Any],
     record: str,
     options: AuditOptions,
-    needs_rate: bool = False,
+    needs_p: bool = False,
 ) -> None:
     """Audit the first run unless that is done, and write the options ``asked`` to the file ``record``."""
     read_summary(run)  # needed by the comparison at the end
@@ -85,16 +83,17 @@ def audit_first(
     if (folder / record).exists():
         return
     if kept := reuse(run, options):
-        rate = f"noise rate {kept['noise_rate']:.1%} by {NAMES[kept['scorer']]}"
-        print(f"The audit in {Path(run) / AUDIT} is reused: {rate}.", file=sys.stderr)
+        print(f"The audit in {Path(run) / AUDIT} is reused, by {NAMES[kept['scorer']]}.", file=sys.stderr)
+        usable = kept["predicted"]
     else:
         found = audit(run, options=options)
         show(found)
-    if kept is None and needs_rate and found.noise_rate is None:
+        usable = found.findings.agreement.usable
+    if needs_p and not usable:
         raise UserError(
-            f"Random labels would fit the scores of {found.findings.scorer} as well, so they may carry no "
-            f"information; use another --scorer, a run that has learned more than {run}, or --noise_rate "
-            f"{SAFE_SHARE} to train anyway."
+            f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
+            "soft labels; use another --scorer, a run that has learned more, or --noise_rate 0.4 to train "
+            "anyway."
         )
     write_json(folder / record, asked)
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class AuditedWeights(Weighting):
-    """g = P(the label is right), by ``pacmr audit`` of an earlier run.
+    """g = p, the probability that another annotator agrees with the label, by ``pacmr audit``.
 
-    Under symmetric flips this posterior is Theorem 1's optimum. Unlike ``SigmoidPrior``'s it comes from a
-    finished policy (which has not seen the label, if cross-fitted), so it does not change in training, and
-    errors cannot reinforce themselves.
+    Unlike ``SigmoidPrior``'s weight it comes from a finished audit, so it does not change in training, and
+    errors cannot reinforce themselves. With a given rate of random flips it is the probability that the label
+    is right, Theorem 1's optimum.
 
     ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspected label errors swapped
     (both) and suspected label errors dropped (``hard`` alone). A pair that was dropped by hand has weight 0,
@@ -30,7 +30,7 @@ class AuditedWeights(Weighting):
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
         mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss p l(u) + (1 - p) l(-u).
-        hard: take P(the label is right) as 1 where it is at least one half, and as 0 elsewhere.
+        hard: take p as 1 where it is at least one half, and as 0 elsewhere.
     """
 
     def __init__(self, audit: str, mean_one: bool = False, soft_labels: bool = False, hard: bool = False):
@@ -53,18 +53,17 @@ class AuditedWeights(Weighting):
 
     @cached_property
     def _table(self) -> AuditTable:
-        return AuditTable(self.audit, "p_wrong")
+        return AuditTable(self.audit, "p")
 
     @cached_property
     def _right(self) -> dict[str, float]:
-        """P(right) by id."""
+        """p by id."""
         table = self._table.rows
-        right = 1 - table["p_wrong"]
+        right = table["p"]
         if right.isna().any():
             raise UserError(
-                f"The audit {self.audit} could not estimate the noise rate, so it has no "
-                "probabilities; audit again with --noise_rate (0.45 if unknown), with another "
-                "--scorer, or a run that has learned more."
+                f"The audit {self.audit} could not predict the labels, so it has no probabilities; audit "
+                "again with another --scorer or a run that has learned more, or with --noise_rate."
             )
         if self.hard:
             right = right.ge(0.5).astype(float)
