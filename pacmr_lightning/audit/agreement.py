@@ -17,7 +17,7 @@ Votes on pairs with several of them determine s. Single votes do not, and s is t
 
 If all errors are random flips, eps is their rate, and a label is right with the probability
 
-    sigmoid(logit(1 - eps) + k u)
+    sigmoid((votes for - votes against) logit(1 - eps) + k u)
 
 That is p where the rate is given.
 """
@@ -180,7 +180,7 @@ def agreement(
         if known is None:
             row[:] = (s * (1 - cells.shares(parameters)) + votes.wrong) / (s + votes.total)
         else:
-            row[:] = expit(logit(known) - cells.margins(parameters))
+            row[:] = expit((votes.right - votes.wrong) * logit(known) - cells.margins(parameters))
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
     margin = cells.margins(best)
     agreeing = _for_score(margin, votes)
