@@ -307,7 +307,7 @@ def _agreeing(findings: Findings) -> Figure:
         capsize=2.5,
         markersize=5,
     )
-    size = np.linspace(0, tenths["size"].max() * 1.05, 200)
+    size = np.linspace(0, tenths["size"].max() * 1.05 or 1.0, 200)
     rate = findings.agreement.rate
     axis.plot(size, 100 * (rate + (1 - 2 * rate) * expit(size)), color=DARK, linewidth=1.4, label="fit")
     axis.set(xlabel="Certainty of the score, $|k u|$ (nats)", ylabel="Labels that agree (%)")

@@ -29,7 +29,7 @@ def listed(tmp_path_factory):
     pairs = frame(300)
     pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
-    found = find_with(pairs, "vnet", 0.3)
+    found = find_with(pairs, "policy", 0.3)
     drawn = random_sample(pairs["id"].tolist(), 2)
     suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
     texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
