@@ -54,10 +54,13 @@ def verdict(findings: Findings) -> str:
         if number:
             said += f"; {share:.0%} of these are expected to be ({low:.0%} to {high:.0%})"
         return f"{said}, at a given rate of random flips of {found.rate:.1%}."
-    said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels"
+    said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels."
     if number:
-        said += f": {share:.0%} of these suspected ones (95% interval {low:.0%} to {high:.0%})"
-    return f"{said}."
+        said += (
+            f" Of these suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} "
+            f"to {high:.0%})."
+        )
+    return said
 
 
 def known_in_words(findings: Findings) -> str:

@@ -54,7 +54,7 @@ def calibrated(p, truth, within, parts=10):
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_another_annotator(rate):
-    u, votes, agree = voters(8000, rate=rate, seed=1)
+    u, _, agree = voters(8000, rate=rate, seed=1)
     found = agreement(u, np.arange(8000), resamples=60)
     assert found.predicts and found.strength == SCORE_VOTES and calibrated(found.p, agree, 0.04)
     suspected = found.p < 0.5

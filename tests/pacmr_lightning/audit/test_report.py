@@ -121,12 +121,14 @@ def test_what_it_says():
     nothing = pd.DataFrame(columns=COLUMNS)
     known = html_report(found, "runs/a", {}, [], nothing)
     said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
-    assert said.startswith(verdict(found)) and known.index(said) < known.index("<details>") < known.index("AUROC")
+    assert said.startswith(verdict(found))
+    assert known.index(said) < known.index("<details>") < known.index("AUROC")
     share, low, high = found.contradicted
     assert (
-        f"A second annotator would probably contradict {found.suspected:,} of 1,500 labels: {share:.0%} of "
-        f"these suspected ones (95% interval {low:.0%} to {high:.0%})." in said
-    )
+        f"A second annotator would probably contradict {found.suspected:,} of 1,500 labels. Of these "
+        f"suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} to "
+        f"{high:.0%})."
+    ) in said
     assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 1,500" in said
     rate = found.agreement
     assert f"Rate of random flips, if the errors are such: {rate.rate:.1%} ± {rate.stderr:.1%}" in known
@@ -141,7 +143,8 @@ def test_what_it_says():
     coins = frame(1500).assign(cross_fit_u=np.random.default_rng(0).standard_normal(1500))
     coins = html_report(find_with(coins, "dpo"), "runs/a", {}, [], nothing)
     assert (
-        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is" in coins
+        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is"
+        in coins
         and "the ranks say which pairs to read first" in coins
         and "labels that the scorer contradicts most" in coins
     )
