@@ -98,7 +98,18 @@ def audit(
 ) -> AuditResult:
     """Find suspected label errors among the training pairs of a finished run, or the pairs of a source.
 
-    Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md.
+    Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md. Here a quarter of the pairs
+    prefer "hollow" to "golden":
+
+    >>> found = audit("model", "pairs.jsonl")
+    Tokenizer and chat template: model
+    pairs.jsonl, audited: 240 of 240 pairs kept
+    >>> print(found.statement)  # doctest: +ELLIPSIS
+    A second annotator would probably contradict 60 of 240 labels. Of these suspected labels ...
+    >>> list(found.suspected)  # the columns of a DataFrame, the most suspected label first
+    ['id', 'p', 'suggested']
+    >>> found.with_texts().set_index("id").loc["44", ["chosen", "rejected"]].to_dict()
+    {'chosen': ' a hollow 4', 'rejected': ' a golden 2'}
 
     Args:
         run: folder of a finished preference run, labels as trained; with a source, folder or Hub id of a

@@ -1,6 +1,7 @@
 """An adapter and a whole model that come without a run: the same u, and the audit's files."""
 
 import shutil
+from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +206,11 @@ def test_suspected_pairs_with_their_texts(finished, tmp_path, monkeypatch):
     texts = found.with_texts()
     assert texts[table.columns].equals(table)
     assert texts[SIDES].to_dict("records") == [{n: rows[i][n] for n in SIDES} for i in table["id"]]
+
+
+def test_the_example_of_the_docstring(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished.parent / "model", "model")
+    write_lines("pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(240)])
+    [example] = DocTestFinder().find(whole_audit, "audit", globs={"audit": whole_audit})
+    assert len(example.examples) > 3 and DocTestRunner().run(example).failed == 0
