@@ -240,11 +240,11 @@ def conclude(
     files = _write(folder, tables, page)
     if options.label_studio is not None:
         observed = table.set_index("id")["observed"]
-        found = tasks(
+        to_read = tasks(
             (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
         )
         files["label_studio"] = Path(options.label_studio).expanduser()
-        write_text(files["label_studio"], json.dumps(found, indent=1))
+        write_text(files["label_studio"], json.dumps(to_read, indent=1))
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
