@@ -20,9 +20,9 @@ _SCORES: dict[Scorer, str] = {
     "the reference, weighted by the decisions by hand (a logistic regression).",
 }
 _JUDGED = (
-    "A verdict for the label adds logit(reliability) of its judge to k u, one against it subtracts it; rate, "
-    "k and reliabilities are fitted together (Dawid and Skene, 1979). Judges that err with the score, or with "
-    "each other, get too high a reliability."
+    "A verdict for the label adds logit(reliability) of its judge to k u, one against it subtracts it; eps, "
+    "k and reliabilities are fitted together (Dawid and Skene, 1979). Judges that err with the score, or "
+    "with each other, get too high a reliability."
 )
 _PLACES = {
     "length": "whose responses differ in length",
@@ -87,14 +87,15 @@ def findings_in_words(findings: Findings) -> list[str]:
     found, scorer, alone = findings.agreement, findings.scorer, findings.alone
     told = [_SCORES[alone], *([_JUDGED] if scorer == "judge" else [])]
     told.append(
-        "u changes sign with the label. Where it is u, a share c = e + (1 - 2 e) sigmoid(k u) of the votes "
-        f"is for the label; fitted to these labels, e is {found.rate:.3f} and k {found.slope:.3g} per nat. Out "
-        f"of fold this predicts a label {found.gain:.3f} ± {found.gain_error:.3f} nats better than a coin."
+        "u changes sign with the label. Of the votes on pairs with this u, a share c = eps + (1 - 2 eps) "
+        f"sigmoid(k u) is for the label; fitted to these labels, eps is {found.rate:.3f} and k "
+        f"{found.slope:.3g} per nat. Out of fold this predicts a label {found.gain:.3f} ± "
+        f"{found.gain_error:.3f} nats better than a coin."
     )
     if found.known:
         told.append(
-            "e is given as the rate of random flips, so p is the probability that the label is right, "
-            "sigmoid(logit(1 - e) + k u)."
+            "eps is given as the rate of random flips, so p is the probability that the label is right, "
+            "sigmoid(logit(1 - eps) + k u)."
         )
     else:
         source = (
