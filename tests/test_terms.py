@@ -20,7 +20,7 @@ TERMS = {
     r"\bembedded[- ]world\b|\bworlds?\b(?! size)": "synthetic benchmark",
     r"\b(is|are|was|were|be|been|being|not|when|if) told\b": "noise rate unknown, given or assumed",
     r"\btold (nothing|the (true )?(noise )?(rate|share)|\d)": "noise rate unknown, given or assumed",
-    r"\b(shares?|part) of (wrong|flipped) labels\b|\b(true|estimated|assumed|expected) share\b": "noise rate",
+    r"\b(shares?|part) of (wrong|flipped) labels\b|\b(true|estimated|assumed) share\b": "noise rate",
     r"\bplanted\b": "injected label noise",
     r"\blabels as they (came|are found)\b": "original labels",
     r"\bsuspects?\b": "suspected label errors",

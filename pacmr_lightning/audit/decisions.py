@@ -48,7 +48,7 @@ def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """Share of wrong labels by manual review of a random sample."""
+    """Noise rate by manual review of a random sample."""
 
     wrong: int
     right: int
@@ -82,10 +82,10 @@ class SampleEstimate:
         )
 
     def table(self) -> pd.DataFrame:
-        """Return one row: counts of decisions, and the share of wrong labels with its interval."""
+        """Return one row: counts of decisions, and the noise rate with its interval."""
         counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
         share = self.wrong / self.read if self.read else float("nan")
-        names = ("share_wrong", "low", "high")
+        names = ("noise_rate", "low", "high")
         return pd.DataFrame([counts | dict(zip(names, (share, *self.interval), strict=True))])
 
 
@@ -101,7 +101,7 @@ class Decisions:
 
     @property
     def estimate(self) -> SampleEstimate:
-        """Share of wrong labels by the random sample only; other pairs were selected by a score."""
+        """Noise rate by the random sample only; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
         return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
 

@@ -54,7 +54,7 @@ class AuditOptions:
         action: "drop" suspected label errors from the cleaned file, or "swap" their responses. Default:
             drop, or with ``decisions`` only what was decided.
         sample: number of random pairs at the top of the report, without the audit's results; decisions on
-            them estimate the share of wrong labels.
+            them estimate the noise rate.
         decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
             set p to 1 or 0 and change ``cleaned``; from 30 on they also improve the score.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.

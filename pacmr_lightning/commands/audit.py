@@ -103,7 +103,7 @@ def show(found: AuditResult) -> None:
     if not findings.agreement.usable:
         say(
             "Use a larger model or more pairs, let language models vote (--judges), or read a random sample "
-            "(--sample 50). With a known rate of random flips, --noise_rate RATE suspects labels anyway.",
+            "(--sample 50). With a known rate of random flips, --noise_rate RATE gives p anyway.",
             "yellow",
         )
     elif not findings.agreement.predicts:

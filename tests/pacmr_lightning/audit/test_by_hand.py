@@ -79,7 +79,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     count = sum(audit.wrong[row["id"]] for row in audit.drawn)
     sample = pd.read_csv(audit.folder / "sample.csv").iloc[0]
     assert (sample["wrong"], sample["right"]) == (count, SAMPLE - count)
-    assert sample["share_wrong"] == pytest.approx(count / SAMPLE)
+    assert sample["noise_rate"] == pytest.approx(count / SAMPLE)
     assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
     share = f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong: "
     share += f"{count / SAMPLE:.1%} (95% interval {sample['low']:.1%} to {sample['high']:.1%})."

@@ -50,10 +50,10 @@ def test_what_a_sample_says():
         "to 40.0%); 0 dropped and 3 unsure pairs are excluded."
     )
     [row] = SampleEstimate(3, 97, 0, 0).table().to_dict("records")
-    assert (row["wrong"], row["right"], row["share_wrong"]) == (3, 97, 0.03)
+    assert (row["wrong"], row["right"], row["noise_rate"]) == (3, 97, 0.03)
     assert row["low"] < 0.03 < row["high"]
     assert SampleEstimate(0, 0, 1, 0).sentence() == ""
-    assert SampleEstimate(0, 0, 1, 0).table()[["share_wrong", "low", "high"]].isna().all(axis=None)
+    assert SampleEstimate(0, 0, 1, 0).table()[["noise_rate", "low", "high"]].isna().all(axis=None)
 
 
 def test_p_follows_decisions():

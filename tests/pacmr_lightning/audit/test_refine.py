@@ -287,7 +287,7 @@ def test_labels_that_cannot_be_predicted(first, monkeypatch, capsys):
     ):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "With a known rate of random flips, --noise_rate RATE suspects labels anyway" in printed
+    assert "With a known rate of random flips, --noise_rate RATE gives p anyway" in printed
     assert not (first.with_name("first-refined") / "refine.json").exists()
     refine(str(first), noise_rate=0.3)
     printed = " ".join(capsys.readouterr().out.split())
