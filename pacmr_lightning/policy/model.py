@@ -37,6 +37,7 @@ from .chunked_log_probs import token_values, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
+from .middle_states import middle_states
 from .mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .selfcheck import choose_plan
@@ -334,10 +335,10 @@ class PolicyModel(Recorded, nn.Module):
     def response_states(self, rows: Rows) -> Tensor:
         """Return (N, 2, H) fp32 states of chosen and rejected responses, adapter on or off.
 
-        A state is the middle layer's mean over the positions that predict the response.
+        A state is the middle layer's mean over the positions that predict the response; no later layer runs.
         """
-        found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
-        middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
+        states = middle_states(self.model, self._inputs(rows), stop=not self.is_sharded)
+        middle = states[rows.source].float()
         count = 2 * rows.pairs
         sums = middle.new_zeros(count, middle.shape[1]).index_add(0, rows.owner, middle)
         means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
