@@ -11,7 +11,7 @@ class _Enough(Exception):
 
 
 def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = True) -> Tensor:
-    """Return (B, L, H) states after half of the layers, rounded up; the same as ``hidden_states`` has there.
+    """Return (B, L, H) states after half of the layers, rounded up.
 
     ``stop`` false runs all layers, as does a model whose layers are no plain list.
     """
