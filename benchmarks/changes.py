@@ -39,6 +39,7 @@ from timed_runs import (
     write_model,
     write_rows,
 )
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from tqdm import tqdm
@@ -48,7 +49,7 @@ from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
-from pacmr_lightning.policy.chunked_log_probs import TokenValues, token_values
+from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.token_layout import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 
@@ -76,9 +77,9 @@ def whole_logits(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> L
     return policy.score(replace(rows_of("shared", batch), whole_logits=True))
 
 
-def repeated_head(*arguments: Any) -> TokenValues:
+def repeated_head(*arguments: Any) -> Tensor:
     """Compute logits in forward and again in backward."""
-    return token_values(*arguments[:4], frozen=False)
+    return token_log_probs(*arguments[:4], frozen=False)
 
 
 def live_reference(module: PreferenceModule, batch: PairBatch) -> LogProbs:
@@ -92,7 +93,7 @@ SAVINGS = (
     Saving("logits of responses only", lambda: patch.object(PolicyModel, "log_probs", whole_logits)),
     Saving(
         "the head's gradient beside its value, in place",
-        lambda: patch.object(policy_module, "token_values", repeated_head),
+        lambda: patch.object(policy_module, "token_log_probs", repeated_head),
     ),
     Saving("reference from disk", lambda: patch.object(PreferenceModule, "_reference", live_reference)),
     Saving(

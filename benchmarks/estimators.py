@@ -27,7 +27,6 @@ from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.gradient import accumulated_gradient, norm
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
-    ExactCoefficients,
     GhostDotProduct,
     MetaGradientEstimator,
 )
@@ -43,15 +42,13 @@ ESTIMATORS: dict[str, MetaGradientEstimator] = {
     "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
     "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
     "ghost dot product": GhostDotProduct(clip=None),
-    "graph retained": ExactCoefficients(clip=None),
 }
 WHOLE = "forward and backward pass"
 LABELS = {
     "central difference, raw step 3e-3": ("#0072B2", 0, 8, "central difference, step 0.003"),
     "central difference, step 3e-3 / |d|": ("#D55E00", 1, 8, "step 0.003 / |d|"),
     "central difference, step 0.1 / |d|": ("#009E73", 3, 8, "step 0.1 / |d|"),
-    "ghost dot product": ("#444444", 0, 10, "GhostDotProduct; dotted: ExactCoefficients"),
-    "graph retained": ("#444444", 0, 0, ""),
+    "ghost dot product": ("#444444", 0, 10, "GhostDotProduct"),
 }
 """Colour, and where its name stands: number of the norm, points above the line."""
 

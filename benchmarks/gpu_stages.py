@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -401,7 +402,10 @@ def started_runs(place: Place) -> dict[str, Future[Row]]:
 def pacmr(folder: Path, words: str) -> None:
     """Run a command in a folder; raises RuntimeError with what it said last if it fails."""
     command = [sys.executable, "-m", "pacmr_lightning", *words.split()]
+    # Last, for the reward in examples/.
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     options = {"capture_output": True, "text": True, "preexec_fn": end_with_parent}
+    options["env"] = os.environ | {"PYTHONPATH": path}
     found = subprocess.run(command, cwd=folder, **options)
     if found.returncode:
         said = " / ".join((found.stderr.strip() or found.stdout.strip()).splitlines())
@@ -555,7 +559,7 @@ def sweep(place: Place) -> Row:
     """DPO, PACMR-DPO and refine with three seeds on film reviews, side by side."""
     spec = yaml.safe_load((ROOT / "research/sweeps/sentiment_seeds.yaml").read_text())
     del spec["prepare"], spec["options"]["model.policy.attn_implementation"]
-    spec |= {"base": ["sentiment/preference"], "output": "sweep", "anchor": "dpo"}
+    spec |= {"base": [str(ROOT / "examples/sentiment.yaml")], "output": "sweep", "anchor": "dpo"}
     spec["methods"] = {name: spec["methods"][name] for name in ("dpo", "refined", "pacmr")}
     spec["options"] |= {
         "model.policy.model": str(place.text.resolve() / "model"),

@@ -39,7 +39,6 @@ from tqdm import tqdm
 
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
-    ExactCoefficients,
     GhostDotProduct,
     MetaGradientEstimator,
     PromptAugmentationConsistency,
@@ -51,7 +50,6 @@ META_PAIRS = 64
 ESTIMATORS: dict[str, type[MetaGradientEstimator]] = {
     "ghost": GhostDotProduct,
     "central difference": CentralDifference,
-    "graph retained": ExactCoefficients,
 }
 Contestant = tuple[str, float] | None
 """Estimator and coverage of PACMR-DPO, or None for DPO."""
@@ -59,7 +57,6 @@ CONTESTANTS: list[Contestant] = [
     None,
     *(("ghost", share) for share in (0.0, 0.7, 1.0)),
     ("central difference", 0.7),
-    ("graph retained", 0.7),
 ]
 
 

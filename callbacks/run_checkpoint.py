@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -24,9 +27,11 @@ from pacmr_lightning.runs.folder import CHECKPOINTS
 class RunCheckpoint(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint`` with exact resumption: a resumed run equals an uninterrupted one.
 
-    It saves before the next update, after metrics are logged, and ``last.ckpt`` after all other callbacks'
-    ``on_train_end``, and before the last update, so that a failure in the last validation or at the end costs
-    one update. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
+    It saves before the next update, after a validation and after metrics are logged, and ``last.ckpt`` after
+    all other callbacks' ``on_train_end``, and before the last update, so that a failure in the last
+    validation or at the end costs one update. If ``monitor`` is a metric of the validation, each validated
+    state may be among the ``save_top_k`` best (with ``every_n_epochs`` those of every n-th epoch), whatever
+    the interval of ``last.ckpt``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
     ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
 
     Tags: none. Files: ``checkpoints/...`` in the trainer's ``default_root_dir``, each with adapter, VNet,
@@ -36,7 +41,15 @@ class RunCheckpoint(ModelCheckpoint):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Default to the run's folder, with ``last.ckpt`` among the checkpoints."""
+        """Default to the run's folder, with ``last.ckpt``; refuse options after which no run can resume."""
+        for option, value, why in (
+            ("save_on_exception", True, "a failure leaves half an update; lower every_n_train_steps instead"),
+            ("save_weights_only", True, "no run goes on from weights alone; pacmr export writes them"),
+            ("save_last", "link", "last.ckpt is the last state, which need not be a kept one; set true"),
+        ):
+            if getattr(self, option) == value:
+                raise UserError(f"checkpoint.{option} is {str(value).lower()}, but {why}.")
+        self._validated, self._of_validation = -1, False
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
         self.save_last = True if self.save_last is None else self.save_last
@@ -70,11 +83,36 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, *args: Any) -> None:
         """Save nothing yet."""
 
+    def on_train_epoch_end(self, *args: Any) -> None:
+        """Save nothing yet."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember the monitored value, which changes if it is one of the validation."""
+        self._before = trainer.callback_metrics.get(self.monitor or "")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note which state was validated; refuse to monitor what the run does not log."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        found = trainer.callback_metrics
+        if self.monitor is not None and self.monitor not in found:
+            # Lightning sets log_every_n_steps without declaring it.
+            trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
+            if trained or self.monitor.startswith("val/"):
+                raise UserError(
+                    f"checkpoint.monitor is {self.monitor}, which this run does not log; choose one of "
+                    f"{', '.join(sorted(found))}."
+                )
+        if not trainer.sanity_checking:
+            self._validated = trainer.global_step
+            self._of_validation |= found.get(self.monitor or "") is not self._before
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Save the state after the last update, if due or after a signal."""
-        super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_if_due(trainer, epoch_ended=batch_idx == 0)
         last = _ends_with(trainer, trainer.global_step + 1, batch_idx + trainer.accumulate_grad_batches)
         if last and trainer.global_step != self._last_global_step_saved:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -95,30 +133,43 @@ class RunCheckpoint(ModelCheckpoint):
         failed = received == signal.SIGINT and trainer.is_global_zero
         raise SIGTERMException(128 + signal.SIGINT if failed else 0)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if due after a validation, except the run's last."""
-        if not _ends(trainer):
-            super().on_validation_end(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if due after an epoch, except the run's last."""
-        if not _ends(trainer):
-            super().on_train_epoch_end(trainer, pl_module)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end."""
         if self._should_skip_saving_checkpoint(trainer):
             return
-        metrics = self._monitor_candidates(trainer)
-        # last.ckpt first: a run killed between the two has nothing left to do when resumed.
-        self._save_last_checkpoint(trainer, metrics)
-        counts = (
-            (trainer.global_step, self._every_n_train_steps),
-            (trainer.current_epoch, self.every_n_epochs),
-        )
-        due = any(every and count % every == 0 for count, every in counts)
-        if due and (self.monitor is None or self.monitor in metrics):
+        self._save_if_due(trainer, epoch_ended=True, ended=True)
+        if self.monitor is not None and self.save_top_k and not self.best_model_path:
+            rank_zero_warn(
+                f"There is no best checkpoint: checkpoint.monitor is {self.monitor}, which this run did not "
+                "log when a checkpoint was due."
+            )
+
+    def _save_if_due(self, trainer: Trainer, epoch_ended: bool, ended: bool = False) -> None:
+        """Save the k best and ``last.ckpt`` where an interval or a validation of this state says so.
+
+        Lightning's own version, under manual optimization, knows ``every_n_train_steps`` alone, and compares
+        a state by the metrics of an earlier one.
+        """
+        steps, epochs, seconds = self._every_n_train_steps, self._every_n_epochs, self._train_time_interval
+        now = trainer.global_step
+        epoch = trainer.current_epoch + (not epoch_ended)  # the one of the last update, from 1
+        validated, of_epoch = self._validated == now, bool(epochs) and epoch % epochs == 0
+        due = steps > 0 and now % steps == 0
+        due |= of_epoch and (epoch_ended if self._should_save_on_train_epoch_end(trainer) else validated)
+        if seconds is not None:
+            assert self._last_time_checked is not None  # since on_train_start
+            passed = time.monotonic() - self._last_time_checked >= seconds.total_seconds()
+            if trainer.strategy.broadcast(passed):  # clocks differ
+                self._last_time_checked, due = time.monotonic(), True
+        metrics = self._monitor_candidates(trainer) | {"epoch": torch.tensor(epoch - 1)}
+        best = due
+        if self._of_validation:  # any validated state may be the best
+            best = validated and (of_epoch or not epochs)
+        if best and (self.monitor is None or self.monitor in metrics):
             self._save_topk_checkpoint(trainer, metrics)
+            due |= self._last_global_step_saved == now
+        if due or ended:
+            self._save_last_checkpoint(trainer, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Write all logged values to disk before the checkpoint, on all ranks."""
@@ -163,10 +214,6 @@ def _requeue() -> None:
         rank_zero_warn(f"SLURM refused to queue job {job} again; submit it again.")
 
 
-def _ends(trainer: Trainer) -> bool:
-    return _ends_with(trainer, trainer.global_step, trainer.fit_loop.batch_idx + 1)
-
-
 def _ends_with(trainer: Trainer, updates: int, batches: int) -> bool:
     """Return whether nothing is left to train after so many updates, or batches of the present epoch."""
     if trainer.max_steps != -1 and updates >= trainer.max_steps:
@@ -192,4 +239,4 @@ def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:
     for counts in loops["epoch_progress"].values():
         counts |= {"ready": epoch + 1, "started": epoch + 1, "processed": epoch, "completed": epoch}
     # Else Lightning would count a validation batch twice.
-    del loops["epoch_loop.val_loop.batch_progress"]
+    loops.pop("epoch_loop.val_loop.batch_progress", None)

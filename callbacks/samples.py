@@ -32,7 +32,7 @@ from pacmr_lightning.waiting import waiting
 
 from ..evaluation.reward_function import RewardFunction
 from .interval import Interval
-from .to_loggers import log_image, log_numbers, log_texts
+from .to_loggers import log_figure, log_numbers, log_texts
 
 Tokens = list[int]
 
@@ -324,9 +324,9 @@ class GoldReward(SequenceKL):
         self._path.append((kl, float(trainer.callback_metrics["val/gold_reward"])))
         if len(self._path) > 1 and trainer.is_global_zero and trainer.loggers:
             # Imported late: matplotlib is slow.
-            from pacmr_lightning.analysis.cards import draw_reward_path
+            from pacmr_lightning.analysis.learning_curves import draw_reward_path
 
-            log_image(trainer, "val/reward_against_kl", draw_reward_path(self._path))
+            log_figure(trainer, "val/reward_against_kl", draw_reward_path(self._path))
         if self.second_reward is not None:
             others = [self.second_reward(*pair) for pair in answered]
             log_numbers(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))

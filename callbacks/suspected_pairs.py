@@ -32,18 +32,17 @@ class SuspectedPairs(Callback):
 
     Args:
         pairs: number of pairs.
-        every: updates between two times, or a share of the run, in which it may then skip some; see
-            ``Interval``. The end is always shown.
+        every: updates between two times, or a share of the run; see ``Interval``. The end is always shown.
 
     Raises:
         UserError: an option is out of range, the data has no ``train_pairs``, or the module no record.
     """
 
-    def __init__(self, pairs: int = 10, every: int | float | None = 0.1):
+    def __init__(self, pairs: int = 10, every: int | float | None = 0.25):
         super().__init__()
         check_at_least(1, pairs=pairs)
         self.pairs = pairs
-        self.interval = Interval(every, limited=True)
+        self.interval = Interval(every)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
@@ -56,7 +55,7 @@ class SuspectedPairs(Callback):
             )
         self._lowest: list[Pair] = []
         self._new: list[tuple[int, list[str], Tensor]] = []
-        self.interval.restart()
+        self._shown: int | None = None
         self._places: dict[str, int] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -77,7 +76,7 @@ class SuspectedPairs(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log at the end."""
-        if self.interval.last != trainer.global_step:
+        if self._shown != trainer.global_step:
             self._log(trainer)
 
     def _gathered(self) -> list[Pair]:
@@ -98,10 +97,9 @@ class SuspectedPairs(Callback):
         return list(by_id.values())[: self.pairs]
 
     def _log(self, trainer: Trainer) -> None:
-        lowest = self._gathered()
-        with self.interval.acting(trainer):
-            if trainer.is_global_zero and trainer.loggers and lowest:
-                log_texts(trainer, "suspected_pairs", self._texts(trainer, lowest))
+        lowest, self._shown = self._gathered(), trainer.global_step
+        if trainer.is_global_zero and trainer.loggers and lowest:
+            log_texts(trainer, "suspected_pairs", self._texts(trainer, lowest))
 
     def _texts(self, trainer: Trainer, lowest: list[Pair]) -> dict[str, dict[str, str]]:
         """Return the heading and text of each column, by id."""

@@ -75,16 +75,16 @@ class VisitsCallback(Callback):
         window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
         columns: values per visit.
         every: updates between two calls of ``look``, or a share of the run; see ``Interval``.
-        limited: see ``Interval``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
     """
 
-    def __init__(self, window: int, columns: int, every: int | float | None = None, limited: bool = False):
+    def __init__(self, window: int, columns: int, every: int | float | None = None):
         super().__init__()
         self._visits = LastVisits(window, columns)
-        self.interval = Interval(every, limited)
+        self.interval = Interval(every)
+        self._looked: int | None = None
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
@@ -101,7 +101,7 @@ class VisitsCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
         if stage == "fit":
-            self.interval.restart()
+            self._looked = None
             if trainer.global_step == 0:
                 self._visits.clear()
 
@@ -123,11 +123,9 @@ class VisitsCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Call ``look`` at the end, while the ranks can still communicate."""
-        if self.interval.last != trainer.global_step:
+        if self._looked != trainer.global_step:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        # Before the clock starts: it waits for the GPU's update.
-        rows = self._visits.of_all_ranks()
-        with self.interval.acting(trainer):
-            self.look(trainer, pl_module, rows)
+        self._looked = trainer.global_step
+        self.look(trainer, pl_module, self._visits.of_all_ranks())

@@ -20,6 +20,7 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ANALYSIS
+from pacmr_lightning.weighting import VNet
 
 from ..flip_detection import NUMBERS, weight_gap
 from .to_loggers import PAIR_WEIGHTS, log_numbers
@@ -145,7 +146,7 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
 
     Return on all ranks one row per pair: ``id``, ``category``, ``u`` and ``delta`` in nats times beta, ``a``
     and ``b``, ``weight`` (before any division by the mean), ``swapped_weight`` (with the responses swapped;
-    NaN without VNet, or if it uses earlier visits) and ``flipped``.
+    NaN without VNet) and ``flipped``.
     """
     pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
@@ -175,11 +176,10 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
     """Return the (N, 7) float32 ``COLUMNS`` of N pairs."""
     batch = batch.with_reference(pl_module.policy.reference_log_probs(batch))
     weighting = pl_module.weighting
-    log_probs = pl_module.policy.log_probs(batch, entropies=weighting.needs_entropies)
-    rewards = Rewards.of(log_probs, batch, pl_module.objective.beta)
+    rewards = Rewards.of(pl_module.policy.log_probs(batch), batch, pl_module.objective.beta)
     weights = weighting.weights(rewards, batch)
     swapped = None
-    if pl_module.vnet is not None and not weighting.looks_back:
+    if isinstance(pl_module.vnet, VNet):
         swapped = weighting.weights(rewards.exchanged(), batch).g
     unknown = torch.full_like(rewards.u, torch.nan, dtype=torch.float)
     columns = (rewards.u, rewards.delta, weights.a, weights.b, weights.g, swapped, batch.flipped)

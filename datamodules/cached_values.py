@@ -17,7 +17,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing, write_text
 from pacmr_lightning.policy import PolicyModel
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Part of the key; raise it when the stored form changes."""
 PART = 256
 """Pairs per file, the unit of work of a rank; a killed run loses at most one file."""
@@ -69,8 +69,7 @@ def cached_values(
         "asked": ask.__name__,
         "reference": policy.reference_digest(),
         "adapter": [policy.lora, policy.adapter_digest()] if of_adapter else None,
-        # Determined on the longest: with few response tokens, rounding would decide.
-        "options": policy.log_prob_options(move_data_to_device(collate(order[:1].tolist()), policy.device)),
+        "options": policy.log_prob_options(),
         "pairs": tokens,
     }
     text = json.dumps(key, sort_keys=True, indent=2)

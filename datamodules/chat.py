@@ -82,6 +82,14 @@ def messages_of(value: object) -> object:
     return value
 
 
+def looks_like_messages(value: str) -> bool:
+    """Return whether a text holds chat messages as JSON or Python literals, perhaps broken ones."""
+    try:
+        return not isinstance(messages_of(value), str)
+    except ValueError:
+        return True
+
+
 def _is_message(value: object) -> bool:
     """True for a message, perhaps with ``from`` and ``value``, and for an object that holds ``messages``."""
     if not isinstance(value, dict):
@@ -124,8 +132,8 @@ class Rendered(NamedTuple):
     """With the beginning of the assistant's turn."""
     response: str
     """With the end of the turn, without whitespace after it."""
-    left_out: list[str]
-    """The ``LEFT_OUT`` parts that the row has and the template does not write."""
+    changes: list[str]
+    """``CHANGES`` of the row's messages."""
 
 
 def render(
@@ -161,38 +169,70 @@ def render(
                     f"The chat template of {name} writes a prompt in another way once its response follows, "
                     "so the two cannot be separated; use another template."
                 )
-        left_out = list(_left_out([*prompt, answer], whole, text_of))
+        # Templates write a newline after the end of the turn; it is not trained on.
+        response = whole[len(start) :].rstrip()
+        changes = list(_changes([*prompt, answer], start + response, whole, text_of))
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(
             f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
             f"({error}); change the messages or the template."
         ) from None
-    # Templates write a newline after the end of the turn; it is not trained on.
-    return Rendered(start, whole[len(start) :].rstrip(), left_out)
+    return Rendered(start, response, changes)
 
 
-LEFT_OUT = ("a message", "reasoning")
-"""Parts of a row that a template may leave out."""
+CHANGES = {
+    "a message left out": "leaves a message out",
+    "reasoning left out": "leaves reasoning out",
+    "a message changed": "changes the text of a message",
+    "whitespace changed": "changes the whitespace of a message",
+}
+"""Changes that a template may make to a row's messages, with a verb phrase for each."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def _left_out(messages: Messages, whole: str, text_of: Callable[[Messages], str]) -> Iterator[str]:
-    flat = " ".join(whole.split())
-    reasoning, missing = False, False
-    for place, message in enumerate(messages):
-        content = message.get("content")
-        text = content if isinstance(content, str) else ""
-        before, mark, rest = text.partition("</think>")
-        thoughts = [before.rpartition("<think>")[2]] if mark else []
-        thoughts += [str(message[key]) for key in _REASONING if message.get(key)]
-        reasoning |= any(" ".join(thought.split()) not in flat for thought in thoughts)
-        said = " ".join((rest if mark else text).split())
-        # Another message may contain this text, and templates may alter it, so render a changed one.
-        if said and (said not in flat or message["role"] not in ("user", "assistant")):
-            changed = [*messages[:place], {**message, "content": "0123"}, *messages[place + 1 :]]
-            missing |= text_of(changed) == whole
-    if reasoning:
-        yield "reasoning"
-    if missing:
-        yield "a message"
+def _changes(
+    messages: Messages, written: str, whole: str, text_of: Callable[[Messages], str]
+) -> Iterator[str]:
+    """Yield the ``CHANGES`` that ``written``, of the template's text ``whole``, has made to messages."""
+    texts = {i: m["content"] for i, m in enumerate(messages) if (m.get("content") or "").strip()}
+    bare, flat = {i: _squeezed(text) for i, text in texts.items()}, _squeezed(written)
+    reasoning = any(_squeezed(str(m.get(key) or "")) not in flat for m in messages for key in _REASONING)
+    missing = _rarer(flat, bare)
+    left = {place for place in missing if _ignores(messages, place, whole, text_of)}
+    changed = _rarer(flat, {i: text for i, text in bare.items() if i not in left})
+    thoughts = {i for i in missing & bare.keys() if _lacks_thought(bare[i], flat)}
+    if left:
+        yield "a message left out"
+    if reasoning or thoughts - left:
+        yield "reasoning left out"
+    if changed - thoughts:
+        yield "a message changed"
+    if _rarer(written, {i: text for i, text in texts.items() if i not in missing}):
+        yield "whitespace changed"
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _rarer(written: str, texts: dict[int, str]) -> set[int]:
+    """Return the places of texts that occur less often in ``written`` than in all texts together."""
+    return {
+        i for i, text in texts.items() if written.count(text) < sum(t.count(text) for t in texts.values())
+    }
+
+
+def _ignores(messages: Messages, place: int, whole: str, text_of: Callable[[Messages], str]) -> bool:
+    """Return whether the template writes the same whatever a message contains."""
+    other = [*messages[:place], {**messages[place], "content": "0123"}, *messages[place + 1 :]]
+    try:
+        return text_of(other) == whole
+    except (TemplateError, ValueError, TypeError):
+        return False
+
+
+def _lacks_thought(text: str, written: str) -> bool:
+    """Return whether a text without whitespace was written without the thought that it begins with."""
+    thought, mark, rest = text.partition("</think>")
+    return bool(mark) and thought not in written and rest in written

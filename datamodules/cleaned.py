@@ -17,7 +17,7 @@ from datasets import Dataset
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import local_path, replacing
 
 from .columns import PREFERENCES, checked, words_of
 from .reading import numbered_rows
@@ -26,18 +26,12 @@ _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _SIDE = re.compile("chosen|rejected", re.IGNORECASE)
 _DIFFERENCE = re.compile("margins?|diff|differences?|minus")
 """Words in names of columns of differences, chosen minus rejected."""
-_SIDED = re.compile(
-    f"{_DIFFERENCE.pattern}|chosen|rejected|(dis)?prefer(red|ences?)?|labels?|winner|loser|win|lose|better|"
-    "worse|best|worst|choice|selected|verdict|rank(s|ing)?|judge?ment|votes?|side|delta|gap|scores|ratings|"
-    "rewards|positive|negative|rationale|explanation"
-)
-"""Words in names of columns that may describe a side."""
 
 
 def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
     """Return the path to write source ``name`` to: none of its ``files``, and in the format of the first."""
-    path = Path(output).expanduser()
-    own = [Path(file).expanduser() for file in files if file]
+    path = local_path(output)
+    own = [local_path(file) for file in files if file]
     if path.resolve() in [file.resolve() for file in own]:
         raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
     endings: tuple[str, ...] = (*_JSON, ".parquet")
@@ -61,16 +55,15 @@ def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[s
 def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
     """Write the rows of a file in its own columns and format.
 
-    Prints the columns that are swapped with a label, and those that may describe a side.
+    Prints the columns that are swapped with a label, and those that are not.
     """
     sides = Sides()
-    numbered = sides.seen(numbered_rows(train))
-    ids = [row["id"] for row in checked(numbered, PREFERENCES, train)]
+    ids = [row["id"] for row in checked(lambda: sides.seen(numbered_rows(train)), PREFERENCES, train)]
     _check_ids(Path(train).name, ids, drop | flip)
     if flip:
         sides.announce()
     if path.suffix == ".parquet":
-        return _write_parquet(Path(train).expanduser(), path, ids, drop, flip, sides)
+        return _write_parquet(local_path(train), path, ids, drop, flip, sides)
     raw = zip(ids, (row for _, row in numbered_rows(train)), strict=True)
     return _write_json(
         (sides.exchanged(row) if name in flip else row for name, row in raw if name not in drop), path
@@ -149,16 +142,17 @@ class Sides:
         return found
 
     def announce(self) -> None:
-        """Print the columns that are swapped with a label, and those that may describe a side."""
+        """Print the columns that are swapped with a label, and those that are not."""
         places = self.paths(lambda sides, name: sides.partner(name) is not None)
         signs = self.paths(Sides.is_difference)
+        known = {"id", *PREFERENCES.responses, *PREFERENCES.optional, *places, *signs}
         unsure = [
-            name for name in self.paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
+            name for name in self.paths(lambda sides, name: name not in sides.inside) if name not in known
         ]
         for names, what in (
             (places, "are exchanged where a label is swapped"),
             (signs, "change their sign where a label is swapped"),
-            (unsure, "may describe a side, but are not changed where a label is swapped; check them"),
+            (unsure, "are not changed where a label is swapped; check those that describe a side"),
         ):
             if names and names != ["chosen", "rejected"]:
                 print(f"Columns that {what}: {', '.join(names)}.")
@@ -284,7 +278,7 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a ``Source`` as in a file: messages as lists, ``tools`` as JSON text."""
-    about = ("chat", "template_fields", "unread")
+    about = ("chat", "template_fields", "unread", "like_messages")
     found = {name: value for name, value in row.items() if value is not None and name not in about}
     for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
         if name in found and (row["chat"] or name == "chat_template_kwargs"):

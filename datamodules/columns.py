@@ -5,18 +5,26 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from datasets import Features, Value
+from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
 
-from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
+from .chat import (
+    decode_messages,
+    encode_messages,
+    fields_of,
+    looks_like_messages,
+    messages_of,
+    template_options,
+)
 from .prompts import HUMAN, PromptAndResponses, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
@@ -57,8 +65,12 @@ def _text_or_messages(value: object) -> str:
 
 def _label(value: object) -> str | None:
     # Ids and categories are often numbers; as text they mean the same.
-    if isinstance(value, float) and (math.isnan(value) or value.is_integer()):  # pandas' integers beside gaps
-        return None if math.isnan(value) else str(int(value))
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, float) and value.is_integer():  # pandas' integers beside gaps
+        if abs(value) > 2**53:
+            raise ValueError(f"{value!r}, a number of so many digits that it is rounded; write it as a text")
+        return str(int(value))
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, (int, UUID, Decimal, date, time)):  # a datetime is a date
@@ -94,12 +106,17 @@ def _template_kwargs(value: Any) -> str | None:
 
 
 def _flag(value: object) -> bool:
+    if isinstance(value, str):  # as CSV has it
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
     if not isinstance(value, bool) and value not in (0, 1):
         raise ValueError(f"{value!r}, but it must be true or false")
     return bool(value)
 
 
 def _probability(value: object) -> float:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"{value!r}, but it must be a probability between 0 and 1")
     return float(value)
@@ -129,26 +146,46 @@ class Columns:
 
         ``chat``: the row holds chat messages as JSON. ``template_fields``: their fields beside role and
         content, separated by spaces. ``unread``: columns that are not read, separated by newlines.
+        ``like_messages``: columns with a text that reads as messages, and is none.
         """
         kinds: dict[Callable[[object], str | float | None], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
         found = {"chat": Value("bool"), "template_fields": Value("string"), "unread": Value("string")}
+        found["like_messages"] = List(Value("string"))
         return Features(texts | others | found)
 
-    def check(self, row: dict[str, Any], place: str) -> dict[str, Any]:
-        """Return the row's values for ``features``, id None if missing; errors begin with ``place``."""
+    def json_columns(self, rows: Iterable[dict[str, Any]]) -> set[str]:
+        """Return the columns whose texts hold chat messages as JSON, in each row that has a text.
+
+        A text that looks like messages among others is a text, such as code. Responses go together.
+        """
+        sides = frozenset(self.responses)
+        texts, others = set[str](), set[str]()
+        for row in rows:
+            for name in (*self.responses, "prompt", "augmented_prompt"):
+                if name not in others and isinstance(value := row.get(name), str):
+                    (texts if looks_like_messages(value) else others).add(name)
+        return texts - others - (sides if sides & others else set())
+
+    def check(self, row: dict[str, Any], place: str, as_json: Set[str] = frozenset()) -> dict[str, Any]:
+        """Return the row's values for ``features``, id None if missing; errors begin with ``place``.
+
+        ``as_json`` are ``json_columns``.
+        """
 
         def read(check: Callable[[Any], Any], name: str) -> Any:
             try:
                 return check(row[name])
             except ValueError as error:
-                raise UserError(f"{place}: {name!r} is {error}.") from None
+                hint = f"; --source.columns '{{{name}: null}}' of HubPreferences leaves that column out"
+                hint = hint if name in self.optional and name != "prompt" else ""
+                raise UserError(f"{place}: {name!r} is {error}{hint}.") from None
 
         given = row
         texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
-        row = row | {name: read(messages_of, name) for name in texts}
+        row = row | {name: read(messages_of, name) for name in texts if name in as_json}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
@@ -191,6 +228,8 @@ class Columns:
         unread = [name for name, value in left.items() if not isinstance(value, (str, list, dict)) or value]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
+        texts = [] if lists else [name for name in texts if isinstance(row[name], str)]
+        clean["like_messages"] = [name for name in texts if looks_like_messages(row[name])]
         return clean
 
     def _check_prompt(self, clean: dict[str, Any], row: dict[str, Any], place: str) -> None:
@@ -207,6 +246,12 @@ class Columns:
                 )
 
 
+def texts_key(*texts: str | None) -> str:
+    """Return a hash of a row's texts, by which rows of two data sets with the same ids differ."""
+    # Different texts may be equal when simply joined, and None differs from an empty prompt.
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
+
+
 def _missing(name: str, row: dict[str, Any]) -> str:
     if name in row:
         return (
@@ -214,8 +259,8 @@ def _missing(name: str, row: dict[str, Any]) -> str:
             "the row."
         )
     return (
-        f"has no {name!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename the column or "
-        "remove the row."
+        f"has no {name!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename the column (or "
+        f"--source.columns '{{{name}: ITS_NAME}}' of HubPreferences), or remove the row."
     )
 
 
@@ -249,14 +294,18 @@ SFT = Columns(
 
 
 def checked(
-    numbered: Iterable[tuple[str, dict[str, Any]]], columns: Columns, source: str
+    numbered: Callable[[], Iterable[tuple[str, dict[str, Any]]]], columns: Columns, source: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows with checked values and unique ids; ``numbered`` has each row and its place for errors."""
+    """Yield rows with checked values and unique ids; ``numbered`` has each row and its place for errors.
+
+    It is called twice.
+    """
     places: dict[str, str] = {}
     repeats: Counter[str] = Counter()
     with_prompt = without = ""
-    for place, row in numbered:
-        clean = columns.check(row, place)
+    as_json = columns.json_columns(row for _, row in numbered())
+    for place, row in numbered():
+        clean = columns.check(row, place, as_json)
         if clean["prompt"] is not None:
             with_prompt = with_prompt or place
         elif "prompt" in row and not clean["chat"] and not clean[columns.responses[0]].startswith(HUMAN):
@@ -267,9 +316,7 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            # Different texts may be equal when simply joined, and None differs from an empty prompt.
-            texts = json.dumps([clean[name] for name in ("prompt", *columns.responses)])
-            digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+            digest = texts_key(*(clean[name] for name in ("prompt", *columns.responses)))
             clean["id"] = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
         elif clean["id"] in places:

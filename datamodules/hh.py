@@ -8,7 +8,7 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT
-from .hub import convert, load_split
+from .hub import SplitRows, convert, load_split
 from .prompts import ASSISTANT, HUMAN, split_prompt
 from .row_values import prompts_of
 from .sources import Completions, Source
@@ -97,8 +97,8 @@ class HHCompletions(Completions):
         """Return a split's rows, without pairs whose transcripts differ before the response."""
         rows = self.pairs.load(split)
         usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
-        parts = [(self.pairs.path, rows.select(usable, keep_in_memory=True))]
-        return convert(parts, SFT, _demonstration, self.pairs.path, "hh 1")
+        found = SplitRows.of_dataset(self.pairs.path, rows.select(usable, keep_in_memory=True))
+        return convert([("", found)], SFT, _demonstration, self.pairs.path, "hh 1")
 
 
 def is_single_turn(prompt: str) -> bool:

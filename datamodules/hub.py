@@ -1,42 +1,91 @@
 """Preference pairs and demonstrations from Hugging Face Hub datasets or folders in their layout."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import Dataset, Value, load_dataset, load_dataset_builder
+import pandas as pd
+from datasets import Dataset, DownloadManager, Features, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError
 from datasets.features.features import require_decoding
 from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.csv.csv import CsvConfig
+from datasets.packaged_modules.json.json import JsonConfig
+from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
-from pacmr_lightning.files import content_digest, is_file_of_rows
+from pacmr_lightning.files import content_digest, expanded, is_file_of_rows
 from pacmr_lightning.hub_access import locate
 
 from .columns import PREFERENCES, SFT, Columns
-from .reading import arrow_row, written_once
+from .reading import arrow_row, column_names, numbered_rows, written_once
 from .sources import Completions, Files, Source
 from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
 
 
-def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
-    """Return a split of a Hub dataset or of a folder in its layout; ``folder`` is a ``data_dir`` in it."""
+@dataclass(frozen=True)
+class SplitRows:
+    """Rows of a split, before they are checked."""
+
+    names: list[str]
+    """Names of its columns."""
+    read: Callable[[Sequence[str]], Iterator[tuple[str, dict[str, Any]]]]
+    """Yields rows with these columns, and perhaps others, each with its place for errors."""
+    key: str
+    """Changes with the rows."""
+
+    @classmethod
+    def of_dataset(cls, place: str, rows: Dataset, key: str | None = None) -> SplitRows:
+        """Return the rows of a dataset, without media."""
+        media = [name for name in rows.column_names if require_decoding(rows.features[name])]
+        plain = rows.remove_columns(media)
+
+        def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+            for number, values in enumerate(plain, 1):
+                yield f"{place}, row {number}", arrow_row(values)
+
+        return cls(rows.column_names, read, key or rows._fingerprint)
+
+    @classmethod
+    def of_files(cls, files: Sequence[str], key: str) -> SplitRows:
+        """Return the rows of JSON Lines or Parquet files, with their values as they are written."""
+
+        def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+            return chain.from_iterable(numbered_rows(file, names) for file in files)
+
+        return cls(list(dict.fromkeys(chain.from_iterable(map(column_names, files)))), read, key)
+
+
+def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> SplitRows:
+    """Return a split of a Hub dataset or of a folder in its layout; ``folder`` is a ``data_dir`` in it.
+
+    Texts stay what they are in the file: ``datasets`` would read dates in JSON, and numbers, dates and truth
+    values in CSV.
+    """
     # datasets compares local files by their time only, so the cache is named by content.
-    local = Path(path).expanduser()
-    content = content_digest(local) if local.is_dir() else None
+    path = expanded(path)
+    content = content_digest(path) if Path(path).is_dir() else None
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
     *owner, last = path.split("/")
     its_cache = "___".join([*owner, camelcase_to_snakecase(last)])
     locate(path, "dataset", Path(datasets.config.HF_DATASETS_CACHE, its_cache))
+    key = None if content is None else content_key(content, subset, folder, split)[:16]
+    place = f"{path} {split}" if folder is None else folder
     try:
-        if isinstance(load_dataset_builder(path, **options).config, CsvConfig):
-            # By default pandas reads the texts None, NA and null as missing.
-            options |= {"keep_default_na": False, "na_values": [""]}
+        config = load_dataset_builder(path, **options).config
+        files = list((config.data_files or {}).get(split) or ())
+        if key is not None and files and all(_as_written(config, file) for file in files):
+            return SplitRows.of_files(files, key)
+        if isinstance(config, CsvConfig):
+            options |= _texts_of_csv(config, files)
         found = load_dataset(path, split=split, **options)
     except DatasetGenerationError as error:
         raise UserError(
@@ -48,27 +97,59 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
             f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(error)}); give a Hub "
             "id or a folder, a subset and a split that exist."
         ) from None
-    if content is not None:
-        found._fingerprint = content_key(content, subset, folder, split)[:16]
-    return found
+    for name, feature in found.features.items() if isinstance(config, JsonConfig) else ():
+        if name in _TEXTS and "timestamp" in str(feature):
+            raise UserError(
+                f"{where} has the column {name!r}, whose texts the library datasets reads as dates; fetch "
+                "its files into a folder (hf download --repo-type dataset), and give the folder."
+            )
+    return SplitRows.of_dataset(place, found, key)
+
+
+_TEXTS = ("prompt", "chosen", "rejected", "completion", "augmented_prompt", "messages")
+
+
+def _as_written(config: Any, file: str) -> bool:
+    """Return whether this package can read the file itself, without changes by ``datasets``."""
+    if isinstance(config, ParquetConfig):
+        return file.endswith(".parquet")
+    if not isinstance(config, JsonConfig) or config.field or not is_file_of_rows(file):
+        return False
+    try:
+        return next(numbered_rows(file), None) is not None
+    except UserError:  # an array over several lines, or another encoding
+        return False
+
+
+def _texts_of_csv(config: CsvConfig, files: Sequence[str]) -> dict[str, Any]:
+    """Return options of ``datasets`` for which each cell is its text, and an empty one missing."""
+    options = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
+    file = DownloadManager().download(files[0]) if files else ""
+    names = pd.read_csv(file, **options | {"nrows": 0}).columns if files else ()
+    texts = Features({str(name): Value("string") for name in names}) or None
+    # By default pandas reads the texts None, NA and null as missing.
+    return {"keep_default_na": False, "na_values": [""], "features": texts}
 
 
 def convert(
-    parts: Sequence[tuple[str, Dataset]],
+    parts: Sequence[tuple[str, SplitRows]],
     columns: Columns,
     row: Callable[[str, dict[str, Any]], dict[str, Any]],
     name: str,
     key: str,
+    names: Sequence[str] = (),
 ) -> Dataset:
-    """Return rows that ``row`` makes of datasets, cached once; change ``key`` when its results change."""
+    """Return rows that ``row`` makes of a split's, cached once; change ``key`` when its results change.
+
+    ``names`` are the columns that it needs; none for all.
+    """
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        for part, dataset in parts:
-            for number, values in enumerate(dataset, 1):
-                yield f"{part}, row {number}", row(part, arrow_row(values))
+        for part, found in parts:
+            for place, values in found.read(names or found.names):
+                yield place, row(part, values)
 
-    states = [key, *(dataset._fingerprint for _, dataset in parts)]
-    return written_once(rows, columns, name, repr(states))
+    return written_once(rows, columns, name, repr([key, *(found.key for _, found in parts)]))
 
 
 class _HubRows(RowsBySplit):
@@ -81,7 +162,8 @@ class _HubRows(RowsBySplit):
         validation_split: the split with the validation rows. None: some training prompts are set aside.
         validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
             1); all rows of a prompt fall on the same side.
-        columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
+        columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``; null
+            for a column that is not to be read, ``{category: null}``.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1) or set beside a validation split, or a name in
@@ -95,7 +177,7 @@ class _HubRows(RowsBySplit):
         train_split: str = "train",
         validation_split: str | None = None,
         validation_fraction: float = DEFAULT_FRACTION,
-        columns: dict[str, str] | None = None,
+        columns: dict[str, str | None] | None = None,
     ):
         self.splits = SplitPlaces(train_split, validation_split, validation_fraction)
         self.known = ("id", *self.columns.responses, *self.columns.optional)
@@ -112,29 +194,27 @@ class _HubRows(RowsBySplit):
         """Return the rows of the dataset's split ``place``."""
         found = load_split(self.path, place, self.subset)
         for ours, theirs in self.names.items():
-            if theirs not in found.column_names:
+            if theirs is not None and theirs not in found.names:
                 raise UserError(
                     f"columns has {ours}: {theirs!r}, but {self.path} has the columns "
-                    f"{', '.join(found.column_names)}."
+                    f"{', '.join(found.names)}."
                 )
-        names = {name: name for name in self.known if name in found.column_names} | self.names
-        responses = self.columns.responses
-        has_texts = any(isinstance(found.features[names[name]], Value) for name in responses if name in names)
-        for name in (*responses, *(self.columns.required if has_texts else ())):
+        given = {name: name for name in self.known if name in found.names} | self.names
+        names = {ours: theirs for ours, theirs in given.items() if theirs is not None}
+        for name in self.columns.responses:
             if name not in names:
                 raise UserError(
-                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; name it, "
+                    f"{self.path} has no column {name!r}, but {', '.join(found.names)}; name it, "
                     f"as in --source.columns '{{{name}: response_j}}' does for a column response_j."
                 )
-        others = [name for name in found.column_names if name not in names.values()]
-        media = [name for name in others if require_decoding(found.features[name])]
+        others = [name for name in found.names if name not in (*names.values(), *self.known)]
 
         def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
-            unread = {name: values.get(name, "not decoded") for name in others}
-            return unread | {ours: values[theirs] for ours, theirs in names.items()}
+            unread = {name: values.get(name, "not read") for name in others}
+            return unread | {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
 
-        parts = [(f"{self.path} {place}", found.remove_columns(media))]
-        return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
+        key = repr(sorted(names.items()))
+        return convert([(self.path, found)], self.columns, row, self.path, key, list(names.values()))
 
 
 class HubPreferences(_HubRows, Source):

@@ -29,8 +29,8 @@ from .sources import Source
 from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
-from .tokenization import summary_line, token_warnings, tokenize_pairs
-from .tokenized_pairs import TokenizedPairs
+from .tokenization import Counts, summary_line, token_warnings, tokenize_pairs
+from .tokenized_pairs import TokenizedPairs, check_model
 from .tokenizer import load_tokenizer, prompt_tokens
 
 _KEPT_OPTIONS = (
@@ -184,7 +184,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Kept pairs after ``setup``, as the following two."""
         self.train_pairs: TokenizedPairs | None = None
         self.validation_pairs: TokenizedPairs | None = None
-        self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
+        self._filled: dict[str, tuple[Dataset, Dataset, Counts]] = {}
         self._said: set[str] = set()
         self._by_rules = 0
 
@@ -229,7 +229,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
 
-    def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
+    def _read(self, split: str) -> tuple[Dataset, Dataset, Counts]:
         if split in self._filled:
             return self._filled.pop(split)
         if split == "clean_meta":
@@ -315,7 +315,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self._announce(self.source.name, "train", found, counts)
         return pairs
 
-    def _announce(self, name: str, split: str, found: Dataset, counts: dict[str, int]) -> None:
+    def _announce(self, name: str, split: str, found: Dataset, counts: Counts) -> None:
         self.counts[split] = counts
         rank_zero_info(summary_line(name, split, counts))
         for sentence in token_warnings(self.tokenizer, found, counts, f"{name}, {split}"):
@@ -331,11 +331,20 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             line += f"; an epoch of meta-batches: {_batches(meta, self.meta_batch_size, 'batch')}"
         return f"{line}."
 
+    def longest_pairs(self, count: int) -> PairBatch:
+        """Return the longest training pairs, or those of meta-batches if they are longer, longest first."""
+        assert self.train_pairs is not None
+        found = [self.train_pairs.longest(count)]
+        if self.clean_pairs is not None:
+            found.append(self.clean_pairs.longest(count))
+        elif self._rewords:
+            found.append(self.train_pairs.longest(count, augmented=True))
+        return max(found, key=lambda batch: batch.token_count)
+
     def check_model(self, policy: PolicyModel) -> None:
-        """Raise a UserError if the policy has too few positions or embeddings for the loaded pairs."""
-        for pairs in (self.train_pairs, self.validation_pairs, self.clean_pairs):
-            if pairs is not None:
-                pairs.check_model(policy)
+        """Check the policy on the loaded pairs (``tokenized_pairs.check_model``)."""
+        splits = (self.train_pairs, self.validation_pairs, self.clean_pairs)
+        check_model(policy, *(pairs for pairs in splits if pairs is not None))
 
     def fill_reference(self, policy: PolicyModel) -> None:
         """Set the reference log-probabilities of training pairs and meta-batches for ``reference: cached``.

@@ -1,7 +1,8 @@
 """Preference pairs and SFT rows of JSON Lines and Parquet files, checked and kept in datasets' cache."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import content_digest, read_json_lines
+from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-_LAYOUT = 6
+_LAYOUT = 7
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -59,7 +60,8 @@ def _read(path: str | Path, columns: Columns) -> Dataset:
 
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """Return rows of a program, checked as those of a file; errors call them ``name``."""
-    found = list(checked(_numbered(rows, name), columns, name))
+    given = list(_numbered(rows, name))
+    found = list(checked(lambda: given, columns, name))
     return _announced(Dataset.from_list(found, features=columns.features), name)
 
 
@@ -78,7 +80,7 @@ def written_once(
     """Return checked rows, written to datasets' cache once; ``numbered`` has each row's place for errors."""
     try:
         rows = Dataset.from_generator(
-            lambda: checked(numbered(), columns, name),
+            lambda: checked(numbered, columns, name),
             features=columns.features,
             # The default hash of a pickled function differs between Python versions.
             fingerprint=hashlib.sha256(f"{columns.kind}:{_LAYOUT}:{key}".encode()).hexdigest()[:16],
@@ -95,6 +97,12 @@ def _announced(rows: Dataset, name: str) -> Dataset:
     found = rows.data.column("unread").unique().to_pylist()
     if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
         _say(f"{name}: these columns are not read: {', '.join(unread)}.")
+    odd = Counter(pc.list_flatten(rows.data.column("like_messages")).to_pylist())
+    for column, number in odd.items():
+        _say(
+            f"{name}: {number} of {len(rows)} texts in {column!r} read as chat messages, but others do not, "
+            "so all stay texts."
+        )
     texts = pc.invert(rows.data.column("chat"))
     lacking = pc.and_(texts, pc.is_null(rows.data.column("prompt")))
     count, missing = (pc.sum(flags).as_py() or 0 for flags in (texts, lacking))
@@ -123,14 +131,26 @@ def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
     return {name: full(value) for name, value in row.items()}
 
 
-def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the rows of a file as they are, each with its place for errors."""
+def numbered_rows(
+    path: str | Path, columns: Sequence[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the rows of a file as they are, each with its place for errors; of Parquet only ``columns``."""
     path = _checked_path(path)
-    return _parquet_rows(path) if path.suffix == ".parquet" else read_json_lines(path)
+    return _parquet_rows(path, columns) if path.suffix == ".parquet" else read_json_lines(path)
+
+
+def column_names(path: str | Path) -> list[str]:
+    """Return the names of a file's columns; raise a UserError if it cannot be read."""
+    if not str(path).endswith(".parquet"):
+        return list(dict.fromkeys(name for _, row in numbered_rows(path) for name in row))
+    try:
+        return list(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
 
 
 def _checked_path(path: str | Path) -> Path:
-    path = Path(path).expanduser()
+    path = local_path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder, but a file ending in {', '.join(_ENDINGS)} is needed.")
     if not path.exists():
@@ -142,17 +162,21 @@ def _checked_path(path: str | Path) -> Path:
     return path
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            there = columns and [name for name in file.schema_arrow.names if name in columns]
+            for batch in file.iter_batches(columns=there):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", arrow_row(row)
     # Damage to the compression is an OSError, to a text a UnicodeDecodeError.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read as Parquet after {number} rows ({first_line(error)}); fetch or write it "
-            "again."
-        ) from None
+        raise _unreadable(path, error, f" after {number} rows") from None
+
+
+def _unreadable(path: str | Path, error: Exception, place: str = "") -> UserError:
+    return UserError(
+        f"{path} cannot be read as Parquet{place} ({first_line(error)}); fetch or write it again."
+    )

@@ -16,12 +16,13 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader, check_resumed
 from .token_columns import check_readable, row_lengths, tokens_digest
-from .tokenization import summary_line, token_warnings, tokenize_completions
+from .tokenization import Counts, summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
 from .train_tokenizer import train_tokenizer
 
@@ -72,7 +73,7 @@ class SFTDataModule(LightningDataModule):
                 "tokenizer or the other to train a new one."
             )
         self.source = source
-        self.tokenizer_name = None if tokenizer is None else str(tokenizer)
+        self.tokenizer_name: str | None = expanded(tokenizer)
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.batch_size = batch_size
@@ -98,7 +99,7 @@ class SFTDataModule(LightningDataModule):
         return train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
 
     @cached_property
-    def _tokenized(self) -> dict[str, tuple[Dataset, dict[str, int]]]:
+    def _tokenized(self) -> dict[str, tuple[Dataset, Counts]]:
         return {
             split: tokenize_completions(texts, self.tokenizer, self.max_length)
             for split, texts in self._texts.items()
@@ -191,9 +192,11 @@ class SFTDataModule(LightningDataModule):
         for rows in self._rows.values():
             check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
 
-    def longest(self) -> tuple[int, int]:
-        """Return the tokens of the longest training row, and of the longest completion."""
-        return int(row_lengths(self._rows["train"], *_COLUMNS).max()), int(self._response_tokens.max())
+    def longest_batch(self) -> dict[str, Tensor]:
+        """Return a batch of the longest training rows."""
+        rows = self._rows["train"]
+        places = np.argsort(-row_lengths(rows, *_COLUMNS), kind="stable")[: self.batch_size]
+        return self._collate([rows[int(place)] for place in places])
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:

@@ -12,7 +12,7 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.recorded import Recorded
 
 from ..evaluation.reward_function import RewardFunction
-from .chat import messages_of
+from .chat import looks_like_messages
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
@@ -71,7 +71,7 @@ class Files(RowsBySplit, Source):
         validation: file with the validation pairs. None: some prompts of the training file are set aside.
         validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all pairs of
             a prompt fall on the same side.
-        reward: source of the labels, if known, such as ``LexiconReward``.
+        reward: source of the labels, if known, a class of your own by its import path.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
@@ -105,7 +105,7 @@ class Files(RowsBySplit, Source):
 
 
 class Prompts(Source):
-    """Prompts without pairs, for ``pacmr predict`` and ``pacmr generate``.
+    """Prompts without pairs, for ``pacmr predict``.
 
     Args:
         file: JSON Lines or Parquet, with a text in the column ``prompt``; other columns do not count.
@@ -117,14 +117,18 @@ class Prompts(Source):
     def __init__(self, file: str):
         self.name = Path(file).name
         self.prompts = []
+        messages = True
         for place, row in numbered_rows(file):
-            if not isinstance(messages_of(row.get("prompt")), str):
-                raise UserError(f"{place}: 'prompt' is {row.get('prompt')!r}, but it must be a text.")
-            self.prompts.append(row["prompt"])
+            if not isinstance(prompt := row.get("prompt"), str):
+                raise UserError(f"{place}: 'prompt' is {prompt!r}, but it must be a text.")
+            self.prompts.append(prompt)
+            messages = messages and looks_like_messages(prompt)
+        if messages and self.prompts:
+            raise UserError(f"{place}: 'prompt' holds chat messages, as all others, but it must be a text.")
 
     def load(self, split: Split) -> Dataset:
         """Raise a UserError: there are no pairs."""
-        raise UserError(f"{self.name} has prompts only; pacmr label makes pairs of responses to them.")
+        raise UserError(f"{self.name} has prompts only, for pacmr predict; name a source of pairs.")
 
 
 class EmbeddedWorld(Source):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from pacmr_lightning.errors import UserError
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
 from .chat import (
-    LEFT_OUT,
+    CHANGES,
     Rendered,
     decode_messages,
     encode_messages,
@@ -25,11 +25,11 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .columns import PREFERENCES, SFT, Columns
+from .columns import PREFERENCES, SFT, Columns, texts_key
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 7
+_LAYOUT = 8
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
@@ -49,14 +49,24 @@ NO_AUGMENTED_PROMPT = "no augmented prompt"
 
 TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
-ODDITIES = (*(f"{part} left out" for part in LEFT_OUT), TWO_BOS)
+ODDITIES = (*CHANGES, TWO_BOS)
 """Oddities of a kept row's tokens."""
+
+
+class Counts(dict[str, int]):
+    """Counts of rows; ``examples`` has the id of a row with each oddity."""
+
+    def __init__(self, counts: Iterable[tuple[str, int]] = (), examples: dict[str, str] | None = None):
+        super().__init__(counts)
+        self.examples = examples or {}
+
 
 _TOKENS = List(Value("int32"))
 _FOUND = {"odd": List(Value("string")), "drop": Value("string")}
 _PAIRS = Features(
     {
         "id": Value("string"),
+        "texts": Value("string"),
         "prompt": Value("string"),
         "prompt_ids": _TOKENS,
         "chosen_ids": _TOKENS,
@@ -77,10 +87,11 @@ def tokenize_pairs(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     augmentations: Augmentations | None = None,
-) -> tuple[Dataset, dict[str, int]]:
+) -> tuple[Dataset, Counts]:
     """Return the pairs that can be trained on as token ids, and counts.
 
-    Responses end in one EOS, and ``augmented_ids`` are empty where ``has_augmented_prompt`` is false.
+    ``texts`` is a hash of prompt and responses as found. Responses end in one EOS, and ``augmented_ids`` are
+    empty where ``has_augmented_prompt`` is false.
     ``flipped`` (1, 0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``,
     ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
     the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
@@ -102,7 +113,7 @@ def tokenize_pairs(
 
 def tokenize_completions(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[Dataset, dict[str, int]]:
+) -> tuple[Dataset, Counts]:
     """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (one EOS at the end), and counts."""
     options = {"tokenizer": tokenizer, "max_length": max_length}
     return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
@@ -115,7 +126,7 @@ def _tokenize(
     batch: Callable[..., dict[str, list[Any]]],
     features: Features,
     key: list[Any],
-) -> tuple[Dataset, dict[str, int]]:
+) -> tuple[Dataset, Counts]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     say_what_the_template_leaves_out(tokenizer, rows)
     state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), max_length, *key]
@@ -140,8 +151,13 @@ def _tokenize(
         )
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     tokenized = tokenized.select(kept, keep_in_memory=True)
-    odd = Counter(odd for row in tokenized["odd"][:] for odd in row)
-    return tokenized.remove_columns([*_FOUND]), counts | {name: odd[name] for name in ODDITIES if odd[name]}
+    examples: dict[str, str] = {}
+    ids = rows["id"][:]
+    for i, found in zip(kept, tokenized["odd"][:], strict=True):
+        for name in found:
+            counts[name] = counts.get(name, 0) + 1
+            examples.setdefault(name, ids[i])
+    return tokenized.remove_columns([*_FOUND]), Counts(counts.items(), examples)
 
 
 def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
@@ -181,10 +197,10 @@ def _tokenize_rows(
     empty = "empty completion" if count == 1 else "empty response"
     for split, row, prompt_ids, *answers in zip(splits, texts, ids, *responses, strict=True):
         out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
-        left_out = dict.fromkeys(part for side in row[:count] for part in side.left_out)
+        changes = dict.fromkeys(change for side in row for change in side.changes)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
-        out["odd"].append([*(f"{part} left out" for part in left_out), *twice])
+        out["odd"].append([*changes, *twice])
     return out
 
 
@@ -227,6 +243,7 @@ def _tokenize_pairs(
     ]
     return out | {
         "id": rows["id"],
+        "texts": list(map(texts_key, rows["prompt"], rows["chosen"], rows["rejected"])),
         "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
         "has_augmented_prompt": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
@@ -258,22 +275,22 @@ def _reworded(prompt: str, chat: bool) -> str:
 
 
 def token_warnings(
-    tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: dict[str, int], place: str
+    tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: Counts, place: str
 ) -> Iterator[str]:
     """Yield a sentence for each oddity of the tokens of a split, which it calls ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
-    for part in LEFT_OUT:
-        if f"{part} left out" in counts:
+    for change, words in CHANGES.items():
+        if change in counts:
             yield (
-                f"{place}: the chat template leaves {part} out in {counts[f'{part} left out']} of "
-                f"{counts['kept']} rows, so the model does not see it; write it where the template "
-                "keeps it, or take another template."
+                f"{place}: the chat template {words} in {counts[change]} of {counts['kept']} rows "
+                f"({counts.examples[change]} for one), so the model learns what the template writes; change "
+                "the rows, or take another template."
             )
     if TWO_BOS in counts:
         yield (
             f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with BOS ({tokenizer.bos_token}) "
-            "twice; take it out of the texts."
+            f"twice ({counts.examples[TWO_BOS]} for one); take it out of the texts."
         )
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
 
 from .cached_values import cached_values
-from .token_columns import check_readable, lengths_and_digest, token_parts, tokens_digest
+from .token_columns import check_readable, lengths_and_digest, row_lengths, token_parts, tokens_digest
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
@@ -47,14 +48,6 @@ class TokenizedPairs:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def check_model(self, policy: PolicyModel) -> None:
-        """Raise a UserError if a model has too few positions or embeddings for the pairs."""
-
-        def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
-            return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
-
-        check_readable(policy.name, policy.model, self.rows, _TOKENS, longer, self.pad_id)
-
     def texts_digest(self) -> str:
         """Return a hash of the tokens of prompts and responses as found, in their order."""
         return tokens_digest(self.rows, "prompt_ids", "chosen_ids", "rejected_ids")
@@ -68,14 +61,35 @@ class TokenizedPairs:
         chosen.reference = None if self.reference is None else self.reference[list(indices)]
         return chosen
 
-    def longest(self) -> tuple[int, int]:
-        """Return the tokens of a prompt and a response of a longest pair, augmented prompts included."""
-        total = response = 0
-        for _, (prompt, augmented, chosen, rejected) in token_parts(self.rows, *_TOKENS):
-            both = chosen + rejected
-            response = max(response, int(both.max() + 1) // 2)
-            total = max(total, int((np.maximum(prompt, augmented) + both).max()))
-        return max(1, total - 2 * response), response
+    def lengths(self, augmented: bool = False) -> np.ndarray:
+        """Return (N,) tokens of each pair: its prompt, or ``augmented`` one if any, and both responses."""
+        prompt = "augmented_ids" if augmented else "prompt_ids"
+        return row_lengths(self.rows, prompt, "chosen_ids", "rejected_ids")
+
+    def longest(self, count: int, augmented: bool = False) -> PairBatch:
+        """Return the ``count`` longest pairs by falling length, or all; under ``augmented`` prompts."""
+        places = self.with_augmented_prompt if augmented else range(len(self))
+        lengths = self.lengths(augmented)
+        batch = self.batch(sorted(places, key=lambda i: -lengths[i])[:count], augmented)
+        return batch.augmented or batch
+
+    def extremes(self) -> list[tuple[str, list[int], list[int], list[int]]]:
+        """Return id, prompt, chosen and rejected of the longest row, longest sequence and shortest row.
+
+        Each is there with its augmented prompt, too, if it has one.
+        """
+        parts = [np.stack(counts) for _, counts in token_parts(self.rows, *_TOKENS)]
+        prompt, augmented, chosen, rejected = np.concatenate(parts, axis=1)
+        longer, both = np.maximum(prompt, augmented), chosen + rejected
+        sequence = longer + np.maximum(chosen, rejected)
+        places = {int(i) for i in ((longer + both).argmax(), sequence.argmax(), (prompt + both).argmin())}
+        columns = self.rows[sorted(places)]
+        return [
+            (columns["id"][i], prompt, columns["chosen_ids"][i], columns["rejected_ids"][i])
+            for name in _TOKENS[:2]
+            for i, prompt in enumerate(columns[name])
+            if prompt
+        ]
 
     @property
     def with_augmented_prompt(self) -> list[int]:
@@ -125,7 +139,7 @@ class TokenizedPairs:
         **options: Any,
     ) -> np.ndarray:
         """Return (N, K) ``cached_values`` of the pairs as found; NaN without the ``augmented`` prompt."""
-        self.check_model(policy)
+        check_model(policy, self)
         asked = self.with_augmented_prompt if augmented else list(range(len(self)))
         plain = TokenizedPairs(self.rows.select(asked, keep_in_memory=True), self.pad_id)
 
@@ -159,6 +173,23 @@ class TokenizedPairs:
     def state_differences(self, policy: PolicyModel) -> np.ndarray:
         """Return (N, H) ``reference_states``, chosen minus rejected as found, by ``values``."""
         return self.values(_mean_state_differences, policy, "Reference's states")
+
+
+def check_model(policy: PolicyModel, *splits: TokenizedPairs) -> None:
+    """Check a policy on the longest and shortest pairs of all splits; choose attention and layout by them.
+
+    Raises:
+        UserError: it has too few positions or embeddings for the pairs, or cannot compute them.
+    """
+
+    def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
+        return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
+
+    for pairs in splits:
+        check_readable(policy.name, policy.model, pairs.rows, _TOKENS, longer, pairs.pad_id)
+    extremes = [row for pairs in splits for row in pairs.extremes()]
+    batch = PairBatch.collate(*zip(*extremes, strict=True))
+    policy.check(move_data_to_device(batch, policy.device))
 
 
 def _reference_log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:

@@ -12,12 +12,13 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.files import expanded
 from pacmr_lightning.hub_access import locate
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
-    name = str(name)
+    name = str(expanded(name))
     try:
         place = locate(name)
         base = _base_of(place)

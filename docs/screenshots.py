@@ -22,8 +22,6 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 PAGES = {
-    "first": "#timeseries",
-    "cards": "&tagFilter=pair_weights/(g|w)#timeseries",
     "layout": "#custom_scalars",
     "images": "#images",
     "hparams": "#hparams",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import chain
 
@@ -40,31 +40,22 @@ class LogProbs:
     """(N,) log pi(chosen | prompt)."""
     rejected: Tensor
     """(N,) log pi(rejected | prompt)."""
-    entropies: LogProbs | None = field(default=None, kw_only=True)
-    """Sums of the next token's entropies at the same positions, without gradient; None unless requested."""
 
     def detach(self) -> LogProbs:
         """Return the same values outside the autograd graph."""
-        return LogProbs(self.chosen.detach(), self.rejected.detach(), entropies=self.entropies)
+        return LogProbs(self.chosen.detach(), self.rejected.detach())
 
     def exchanged(self) -> LogProbs:
         """Return the values with chosen and rejected swapped."""
-        entropies = None if self.entropies is None else self.entropies.exchanged()
-        return LogProbs(self.rejected, self.chosen, entropies=entropies)
+        return LogProbs(self.rejected, self.chosen)
 
     def __getitem__(self, rows: slice | Tensor) -> LogProbs:
-        entropies = None if self.entropies is None else self.entropies[rows]
-        return LogProbs(self.chosen[rows], self.rejected[rows], entropies=entropies)
+        return LogProbs(self.chosen[rows], self.rejected[rows])
 
     @staticmethod
     def cat(parts: Sequence[LogProbs]) -> LogProbs:
-        """Concatenate micro-batches, all or none of which have entropies."""
-        entropies = [p.entropies for p in parts if p.entropies is not None]
-        return LogProbs(
-            torch.cat([p.chosen for p in parts]),
-            torch.cat([p.rejected for p in parts]),
-            entropies=LogProbs.cat(entropies) if entropies else None,
-        )
+        """Concatenate micro-batches."""
+        return LogProbs(torch.cat([p.chosen for p in parts]), torch.cat([p.rejected for p in parts]))
 
 
 @dataclass(frozen=True)
@@ -155,6 +146,23 @@ class PairBatch:
     def with_reference(self, reference: LogProbs) -> PairBatch:
         """Return the batch with the reference's log-probabilities."""
         return replace(self, reference=reference)
+
+    @property
+    def sizes(self) -> Tensor:
+        """(N, 3) tokens of prompt, chosen and rejected."""
+        return torch.stack([(self.segment_ids == part).sum(1) for part in list(Segment)[1:]], dim=1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N, 2) tokens of a pair's row, and of the longer of its two sequences."""
+        sizes = self.sizes
+        return torch.stack([sizes.sum(1), sizes[:, 0] + sizes[:, 1:].amax(1)], dim=1)
+
+    def extremes(self) -> PairBatch:
+        """Return the pairs with the longest row, the longest sequence and the shortest row, in this order."""
+        row, sequence = self.lengths.cpu().T
+        places = dict.fromkeys(int(i) for i in (row.argmax(), sequence.argmax(), row.argmin()))
+        return self[torch.tensor(list(places))]
 
     @property
     def token_count(self) -> int:

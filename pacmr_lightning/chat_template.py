@@ -19,7 +19,7 @@ _DATED = (
     "{%- set date.text = date.text | replace(code, value) -%}{%- endfor -%}{{ date.text }}{%- endmacro -%}"
 )
 _MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<(?:start|end)_of_\w+>")
-_ANSWER = "0123"
+_SYSTEM, _ANSWER = "4567", "0123"
 _TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -71,6 +71,8 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             f"{name} writes today's date; it is rendered as of {DATE:%d %B %Y} everywhere, so that tokens do "
             "not depend on the day."
         )
+    if own := _own_system_prompt(tokenizer):
+        yield f"{name} writes a system prompt of its own, {own[:80]!r}, where a conversation has none."
     start = render_messages(tokenizer, _TALK[:1], add_generation_prompt=True)
     if not probe.startswith(start):
         yield (
@@ -95,6 +97,19 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             f"{name} writes no end token after an answer; {tokenizer.eos_token} is added to each response, "
             "and generation stops there."
         )
+
+
+def _own_system_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text that the template writes in place of a missing system message, or none."""
+    try:
+        given = render_messages(tokenizer, [{"role": "system", "content": _SYSTEM}, *_TALK])
+    except (TemplateError, ValueError, TypeError):  # a template without system messages
+        return ""
+    before, written, after = given.partition(_SYSTEM)
+    without = _probe(tokenizer)
+    if not (written and without.startswith(before) and without.endswith(after)):
+        return ""
+    return without[len(before) : len(without) - len(after)].strip()
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase) -> str:

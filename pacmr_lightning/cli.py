@@ -32,23 +32,19 @@ TOOLS = {
     "analyze": "Measures how a policy agrees with itself under augmented prompts.",
     "audit": "Finds suspected label errors with a base model, adapter or run; writes the pairs without them.",
     "refine": "Trains a second pass with soft labels from the audit of a run; compares both.",
-    "correct": "PerpCorrect: trains a second pass on labels corrected from a few clean pairs.",
     "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
-    "generate": "Writes responses of a model behind an OpenAI-compatible endpoint.",
-    "label": "Writes preference pairs from two responses to each prompt, labelled by a reward.",
     "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
     "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
     "configs": "Lists the shipped configs, which --config finds by name, or copies one.",
-    "memory": "Estimates memory per device by strategy, and the operations of a run; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds of a file; writes tables and figures.",
 }
 
 
 GROUPS = {
     "start": ("quickstart", "configs", "inspect"),
-    "train": ("fit", "refine", "correct", "augment"),
+    "train": ("fit", "refine", "augment"),
     "audit": ("audit", "clean-meta"),
-    "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
+    "evaluate": ("compare", "validate", "test", "predict", "judge", "analyze"),
 }
 """Commands by purpose, in the order of use; the others are listed under "more"."""
 

@@ -38,5 +38,7 @@ def first_line(error: BaseException | None) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device, or the machine, has too little memory."""
-    of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(error))
-    return isinstance(error, MemoryError) or bool(of_torch)  # torch.OutOfMemoryError is a RuntimeError
+    # torch.OutOfMemoryError is a RuntimeError. cuBLAS and cuDNN have words of their own for it.
+    words = r"DefaultCPUAllocator|out of memory|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+    of_torch = isinstance(error, RuntimeError) and re.search(words, str(error))
+    return isinstance(error, MemoryError) or bool(of_torch)

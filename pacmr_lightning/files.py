@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def expanded(value: Any) -> Any:
+    """Return texts with ``~`` and ``~user`` as home folders, as in a shell; also those in dicts and lists.
+
+    For names of models and datasets, which are folders or Hub ids; ``local_path`` is for paths.
+    """
+    if isinstance(value, dict):
+        return {key: expanded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expanded(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str | Path) else value
+
+
+def local_path(place: str | Path) -> Path:
+    """Return the path of a place that a user names, which may begin with ``~``."""
+    return Path(expanded(place))
+
+
 def is_file_of_rows(place: str | Path) -> bool:
     """Return whether a place is a file, by what exists or by its ending, and no dataset on the Hub."""
-    return Path(place).expanduser().is_file() or str(place).endswith((".jsonl", ".json", ".parquet", ".gz"))
+    return local_path(place).is_file() or str(place).endswith((".jsonl", ".json", ".parquet", ".gz"))
 
 
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
@@ -45,9 +63,10 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces it if the block ends without an exception.
 
-    The folder is made if missing. If two processes write the same file, the later one wins.
+    The block may make a file or a folder there. The folder above is made if missing. If two processes write
+    the same file, the later one wins.
     """
-    path = Path(path)
+    path = local_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,8 +76,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
+        if both := temporary.is_dir() and path.is_dir():  # a folder replaces an empty one only
+            old = path.with_name(f".{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
         os.replace(temporary, path)
+        if both:
+            shutil.rmtree(old)
     finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
         temporary.unlink(missing_ok=True)
 
 
@@ -125,7 +152,7 @@ def content_digest(path: str | Path) -> str:
     import xxhash
     from tqdm import tqdm
 
-    path = Path(path)
+    path = local_path(path)
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     files = [file for file in files if file == path or "/." not in f"/{file.relative_to(path).as_posix()}"]
     total = sum(file.stat().st_size for file in files)

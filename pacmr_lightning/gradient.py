@@ -14,7 +14,7 @@ Direction = dict[str, Tensor]
 
 def accumulated_gradient(parameters: Mapping[str, nn.Parameter], losses: Iterable[Tensor]) -> Direction:
     """Return the gradient sum over ranks and losses, each already divided by the step's number of pairs."""
-    total = _zeros(parameters)
+    total = zeros(parameters)
     # One loss at a time, so that only one graph is alive; _foreach_ saves hundreds of kernel launches.
     for loss in losses:
         gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -23,7 +23,8 @@ def accumulated_gradient(parameters: Mapping[str, nn.Parameter], losses: Iterabl
     return total
 
 
-def _zeros(parameters: Mapping[str, nn.Parameter]) -> Direction:
+def zeros(parameters: Mapping[str, nn.Parameter]) -> Direction:
+    """Return the direction 0."""
     shapes = {name: shape(p) for name, p in parameters.items()}
     sizes = [size.numel() for size in shapes.values()]
     parts = next(iter(parameters.values())).new_zeros(sum(sizes)).split(sizes)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import UserError, first_line
+from .files import local_path
 
 NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
 """Errors of the HTTP clients of huggingface_hub's versions, by name."""
@@ -68,7 +69,7 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_dir():
         return str(path)
     near = similar_folder(path)

@@ -1,9 +1,13 @@
 """Dtype of a base model and other numerical settings."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+
+from .errors import UserError
 
 AskedDtype = Literal["auto", "float32", "bfloat16"]
 
@@ -21,13 +25,27 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
 
 
 def recomputes(asked: bool | Literal["auto"]) -> bool:
-    """Return whether activations are recomputed in backward; "auto": on a GPU (but see ``runs.config``)."""
+    """Return whether activations are recomputed in backward; "auto": on a GPU, until a fit tries it."""
     return torch.cuda.is_available() if asked == "auto" else asked
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:
     """Cast to float64 for exact sums, except on MPS, which lacks it."""
     return values if values.device.type == "mps" else values.double()
+
+
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the name of the first tensor with a value that is not finite; None if all are."""
+    return next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
+
+
+def check_weights(weights: Mapping[str, torch.Tensor], place: Path) -> None:
+    """Raise UserError, before ``place`` is written, if a weight is not finite."""
+    if name := not_finite(weights):
+        raise UserError(
+            f"The weight {name} is not finite, so {place} is not written: the training diverged; lower the "
+            "learning rate."
+        )
 
 
 def histogram(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:

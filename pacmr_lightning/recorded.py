@@ -4,6 +4,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from .files import expanded
+
 
 class Recorded:
     """Base class of objects that ``as_config`` turns into ``class_path`` and ``init_args``."""
@@ -46,5 +48,5 @@ def as_config(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): as_config(each) for name, each in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        return expanded(value)
     raise TypeError(f"{type(value).__qualname__} keeps no record of its arguments")

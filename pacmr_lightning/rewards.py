@@ -68,18 +68,6 @@ class Rewards:
         return chosen - (self.policy.rejected - self.reference.rejected)
 
     @property
-    def perplexity_difference(self) -> Tensor:
-        """(N,) log perplexity of the chosen minus the rejected responses under the policy."""
-        assert self.chosen_tokens is not None and self.rejected_tokens is not None
-        return self.policy.rejected / self.rejected_tokens - self.policy.chosen / self.chosen_tokens
-
-    @property
-    def entropy(self) -> Tensor:
-        """(N,) mean entropy of the policy's next token over the chosen responses."""
-        assert self.policy.entropies is not None and self.chosen_tokens is not None
-        return self.policy.entropies.chosen / self.chosen_tokens
-
-    @property
     def chosen(self) -> Tensor:
         """(N,) implicit reward of the chosen responses."""
         return self.beta * (self.policy.chosen - self.reference.chosen)
@@ -117,5 +105,3 @@ class PairRecord:
     """(N,) offset b(z), None if the weighting has none."""
     flipped: Tensor
     """(N,) 1 flipped, 0 not flipped, -1 unknown."""
-    features: Tensor | None = None
-    """(N, F) inputs of a VNet with features other than (Delta, u), else None."""

@@ -20,7 +20,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
-from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
@@ -107,14 +106,13 @@ def probe(
 def measured(
     differences: np.ndarray, prompts: np.ndarray, share: float, number: int, seed: int
 ) -> dict[str, float]:
-    """Return ``MEASURES`` and the estimated noise rate of some of the pairs under injected noise."""
+    """Return ``MEASURES`` of some of the pairs under injected noise."""
     rng = np.random.default_rng(seed)
     some = rng.permutation(len(differences))[:number]
     flipped = rng.random(number) < share
     signs = np.where(flipped, -1, 1)
     names = pd.factorize(prompts[some])[0]
     score = probe_log_odds(differences[some] * signs[:, None], names)
-    rate = estimate_noise_rate(score, names)
     return {
         "flips": share,
         "pairs": number,
@@ -125,9 +123,6 @@ def measured(
         "accuracy": (score * signs > 0).mean(),
         "agreement": (score > 0).mean(),
         "injected": flipped.mean(),
-        "rate_identified": rate.identified,
-        "rate_low": rate.low,
-        "rate_high": rate.high,
     }
 
 

@@ -33,8 +33,7 @@ from pacmr_lightning.files import replacing, save_figure
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
-from pacmr_lightning.weighting import DropFlipped, OracleWeights, Unweighted, Weighting
-from pacmr_lightning.weighting.features import PAPER
+from pacmr_lightning.weighting import DropFlipped, OracleWeights, Unweighted, VNet, Weighting
 
 from . import command
 from .formulas import noisy_posterior, two_rate_log_ratio
@@ -121,12 +120,7 @@ def theory_check(
         names = {"label": label, "run": run.folder, "method": module.method, "noise_rate": rate}
         names |= {"step": step, "split": split, "pairs": len(frame)}
         errors.append(names | _calibration(frame))
-        if others := other_features(weighting):
-            notes.append(
-                f"{label}: left out of the weights, which depend on {', '.join(others)}; Theorem 1 is about "
-                "u alone."
-            )
-        elif not weighs(weighting):
+        if not weighs(weighting):
             notes.append(f"{label}: left out of the weights, {type(weighting).__name__} has none to compare.")
         elif rate == 0:
             notes.append(f"{label}: left out of the weights, without noise every optimal log-ratio is 0.")
@@ -257,13 +251,9 @@ def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -
 
 
 def weighs(weighting: Weighting) -> bool:
-    """Return true if the weights depend on the pair, so that g+ and g- can be compared."""
-    return not isinstance(weighting, (Unweighted, DropFlipped)) and not other_features(weighting)
-
-
-def other_features(weighting: Weighting) -> list[str]:
-    """Return the weights' inputs beside Delta and u, the only ones of log g+ - log g-."""
-    return [name for name in getattr(weighting.vnet, "features", ()) if name not in PAPER]
+    """Return true if the weights depend on the pair's u, so that g+ and g- can be compared."""
+    own_network = weighting.vnet is not None and not isinstance(weighting.vnet, VNet)
+    return not isinstance(weighting, (Unweighted, DropFlipped)) and not own_network
 
 
 @torch.no_grad()

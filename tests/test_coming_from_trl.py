@@ -37,7 +37,7 @@ def test_the_recipe(tmp_path, monkeypatch, tiny_llama, capsys):
             monkeypatch.setattr("sys.argv", words[1:])
             exec(compile(program, "train.py", "exec"), {})
         else:
-            # The tiny model knows nothing, so the labels do not identify the noise rate.
+            # The tiny model knows nothing, so it cannot predict the labels.
             cli.main([*words[1:], "--noise_rate", "0.3"])
     assert re.search(r"^dpo-cleaned: accuracy on held-out pairs 0\.\d{3}$", capsys.readouterr().out, re.M)
     assert Path("dpo-cleaned/adapter_config.json").is_file()

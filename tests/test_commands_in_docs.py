@@ -26,7 +26,7 @@ VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl"}
 """Variables of the shell and of the notebook that no line of theirs sets, and a value that they have."""
 OWN_PROGRAM = "train.py"
 """Of docs/coming_from_trl.md, which shows it, and whose own test runs it."""
-LAUNCHERS = r"^(srun |torchrun .* -m (?=pacmr_lightning )|!)(pacmr)(_lightning)?"
+LAUNCHERS = r"^(srun |(torchrun .*|python) -m (?=pacmr_lightning )|!)(pacmr)(_lightning)?"
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ def commands(start: str) -> list:
         for line in block.replace("\\\n", " ").splitlines():
             for name, value in (VALUES | own).items():
                 line = line.replace(name, value)
-            line = re.sub(LAUNCHERS, r"\2", line.strip())
+            line = re.sub(LAUNCHERS, r"\3", line.strip())
             line = f"pacmr fit --config tldr/preference {line}" if line.startswith("--") else line
             if line.startswith(start):
                 words = shlex.split(line, comments=True)

@@ -35,8 +35,9 @@ TABLE = {
     "lightning.fabric.utilities.throughput:Throughput": "_time",
     "lightning.pytorch:Trainer": "_accelerator_connector _logger_connector",
     "lightning.pytorch.callbacks:ModelCheckpoint": (
-        "_every_n_train_steps _last_global_step_saved _monitor_candidates _save_checkpoint "
-        "_save_last_checkpoint _save_topk_checkpoint _should_skip_saving_checkpoint"
+        "_every_n_epochs _every_n_train_steps _last_global_step_saved _last_time_checked _monitor_candidates "
+        "_save_checkpoint _save_last_checkpoint _save_topk_checkpoint _should_save_on_train_epoch_end "
+        "_should_skip_saving_checkpoint _train_time_interval"
     ),
     "lightning.pytorch.callbacks:ThroughputMonitor": (
         "_batches _compute _lengths _samples _start _t0s _throughputs"
@@ -57,12 +58,8 @@ TABLE = {
     "peft.tuners.lora:LoraLayer": "lora_A lora_B lora_variant",
     "torch": "_foreach_add _foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
-    "torch:UntypedStorage": "_cdata",
     "torch._dynamo.config": "recompile_limit",
-    "torch._subclasses.fake_tensor": "FakeTensorMode",
     "torch.nn:Module": "_forward_hooks _forward_pre_hooks",
-    "torch.utils._python_dispatch": "TorchDispatchMode",
-    "torch.utils._pytree": "tree_leaves",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": (
         "_supports_flash_attn _supports_flex_attn _supports_sdpa set_attn_implementation"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import local_path, replacing
 
 from ..prompts import split_row
 from ..row_values import values_of
@@ -109,7 +109,7 @@ def read_augmentations(path: str | Path) -> Augmentations:
 
     Columns are ``prompt``, ``augmented_prompt`` and, for some of a prompt's pairs alone, ``pair_ids``.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     if not path.is_file():
         raise UserError(f"There is no file {path} with augmented prompts; write one with pacmr augment.")
     try:

@@ -9,9 +9,11 @@ from jsonargparse import lazy_instance
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
+from .loops import loops
 from .rewriter import Rewriter, Rewriting
 
 CUT = "the paraphrase was cut at max_tokens"
+REPEATED = "the paraphrase repeats itself"
 
 INSTRUCTION = (
     "Paraphrase the text that the user gives. Keep its meaning, language, tone, person and all facts, names "
@@ -57,6 +59,7 @@ class Paraphrase(Rewriter):
             )
         found = {}
         for piece, reply in zip(pieces, replies, strict=True):
-            problem = CUT if reply.is_cut(self.endpoint.max_tokens) else reply.problem
-            found[piece] = Rewriting.checked(piece, reply.text or "", problem, reply.cached)
+            text = reply.text or ""
+            problem = CUT if reply.cut else reply.problem or (REPEATED if loops(text, piece) else None)
+            found[piece] = Rewriting.checked(piece, text, problem, reply.cached)
         return found

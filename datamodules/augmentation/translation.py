@@ -17,7 +17,7 @@ from .translator import GumbelNoise, Translator
 
 TOO_LONG = "longer than the model reads"
 
-_VERSION = 1
+_VERSION = 2
 """Part of the settings; raised whenever the same models would give other results."""
 _PROMPTS_A_BATCH = 2
 """Prompts per chunk over batch size: enough for pieces of equal length, few enough for the progress bar."""

@@ -20,8 +20,11 @@ from transformers import (
 )
 
 from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.files import expanded
 from pacmr_lightning.hub_access import locate
 from pacmr_lightning.model_folder import model_state
+
+from .loops import loops
 
 EMPTY = "nothing came back"
 ENDLESS = "the translation did not end"
@@ -29,7 +32,6 @@ REPEATED = "the translation repeats itself"
 
 _ROOM = (4, 32)
 """Token limit of a translation: factor and addend to its source's tokens; few need half of that."""
-_LONGEST_CYCLE, _REPEATS = 4, 6
 _CODE = re.compile(r">>\w+<<")
 
 
@@ -61,7 +63,7 @@ class Translator:
     """
 
     def __init__(self, name: str, prefix: str | None, code: str, option: str, device: str, dtype: str):
-        self.name = str(name)
+        self.name: str = expanded(name)
         self._prefix = prefix
         self._code = code
         self._option = option
@@ -73,7 +75,7 @@ class Translator:
         """All that a translation depends on beside the decoding; folders are identified by content."""
         self.config  # noqa: B018 - says what is wrong with the name
         revision = model_state(self.name)
-        if revision is not None and Path(self.name).expanduser().is_dir():
+        if revision is not None and Path(self.name).is_dir():
             revision = revision[:16]
         return {"model": self.name, "revision": revision, "prefix": self.prefix, "dtype": self._dtype}
 
@@ -180,24 +182,14 @@ class Translator:
         ends = self.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         results = []
-        for row in found[:, 1:].tolist():
+        for source, row in zip(texts, found[:, 1:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in ends), None)
             decoded = self.tokenizer.decode(row[:end], skip_special_tokens=True)
             assert isinstance(decoded, str)  # of one row
             text = decoded.strip()
             problem = ENDLESS if end is None else EMPTY if not text else None
-            results.append((text, REPEATED if _repeats(row[:end]) else problem))
+            results.append((text, REPEATED if loops(text, source) else problem))
         return results
-
-
-def _repeats(ids: list[int]) -> bool:
-    for width in range(1, _LONGEST_CYCLE + 1):
-        same = 0
-        for before, after in zip(ids, ids[width:], strict=False):
-            same = same + 1 if before == after else 0
-            if same == (_REPEATS - 1) * width:
-                return True
-    return False
 
 
 def _device(name: str) -> torch.device:

@@ -1,6 +1,5 @@
-"""Statistics of preference data under a tokenizer: kept pairs, lengths, repeats, shared prompts, advice."""
+"""Statistics of preference data under a tokenizer: rows, lengths, contradicting labels, odd tokens."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,25 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ..sources import Source
 from ..splits import Split
-from ..tokenization import NO_AUGMENTED_PROMPT, token_warnings, tokenize_pairs
+from ..tokenization import token_warnings, tokenize_pairs
 
-PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 LIMITS = (256, 512, 768, 1024, 2048)
-PARTS = ("prompt", "chosen", "rejected", "prompt + longer response")
 
-DROPPED = 0.05
-"""Share of rows dropped for one reason above which ``advice`` mentions it."""
-CONTRADICTING, COPIES, NO_VIEW = 0.02, 0.02, 0.2
-"""Likewise, shares of pairs."""
-LONGER = 0.7
-"""Likewise, share of pairs in which the same side is longer (inclusive)."""
-_FIXES = {
-    "empty response": "give them a response, or look whether the columns are the right ones",
-    "equal responses": "a tie teaches nothing; leave such rows out of the file",
-    "different prompts": "give one prompt with two responses to it in each row",
-    "no common prompt": "give the prompt in a column 'prompt'",
-    "empty prompt": "give them a prompt",
-}
 _NO_LIMIT = 2**31 - 1
 _AT_A_TIME = 1000
 _RESPONSES = ["chosen", "rejected"]
@@ -41,23 +25,15 @@ _RESPONSES = ["chosen", "rejected"]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts of the kept pairs and those that are only too long."""
+    """Token counts; those of limits include rows that are only too long."""
 
-    percentiles: dict[str, dict[str, int]]
-    """For each of ``PARTS``, the percentiles "1" to "99" and "max"."""
     kept_at: dict[int, float]
     """Share of all rows that would be kept, by max_length."""
     suggested: int
     """The multiple of 64 that as max_length makes at most 1% of these pairs too long."""
-
-
-@dataclass(frozen=True)
-class LengthBias:
-    """Lengths in tokens, chosen against rejected, in kept pairs: shares, and median difference."""
-
     chosen_longer: float
+    """Share of kept pairs, as the next."""
     rejected_longer: float
-    median_difference: float
 
 
 @dataclass(frozen=True)
@@ -66,14 +42,11 @@ class Repeats:
 
     copies: int
     """Pairs with the same prompt, chosen and rejected response as an earlier one."""
-    sharing: int
-    """Pairs with a response that another comparison of the same prompt also has."""
     comparisons: int
     """Comparisons with more than one label."""
     labels: int
     contradicting_comparisons: int
     """Comparisons with both responses chosen."""
-    contradicting_labels: int
     least_wrong: int
     """Labels in the minority of their comparison: a lower bound on wrong labels."""
     noise: float | None
@@ -86,36 +59,14 @@ class SplitStatistics:
 
     counts: dict[str, int]
     """As in a run: ``rows``, ``kept``, dropped ones by reason, ``no augmented prompt``."""
-    known: dict[str, float]
-    """Shares of rows: each column, ``non-ASCII`` text, and wrong labels by ``flipped`` or ``eta``."""
     prompts: int
     """Distinct prompts of the kept pairs."""
-    pairs_a_prompt: dict[str, float]
-    categories: dict[str, int]
-    """Kept pairs by category, largest first, without uncategorised ones."""
+    in_other_split: int
+    """Kept pairs whose prompt is also in the other split."""
     lengths: Lengths
-    bias: LengthBias
     repeats: Repeats
-    token_warnings: list[str]
-
-
-@dataclass(frozen=True)
-class SharedPrompts:
-    """Prompts of kept pairs in both splits."""
-
-    prompts: int
-    train_pairs: int
-    validation_pairs: int
-
-
-@dataclass(frozen=True)
-class DataStatistics:
-    """Statistics of both splits."""
-
-    splits: dict[Split, SplitStatistics]
-    overlap: SharedPrompts
-    overlap_normalised: SharedPrompts
-    """Equal but for case and whitespace."""
+    warnings: list[str]
+    """``token_warnings``."""
 
 
 class Kept(NamedTuple):
@@ -127,54 +78,45 @@ class Kept(NamedTuple):
 
 def inspect_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[DataStatistics, dict[Split, Kept]]:
+) -> tuple[dict[Split, SplitStatistics], dict[Split, Kept]]:
     """Return statistics of both splits, tokenized as in training, and the kept pairs of each split."""
     kept: dict[Split, Kept] = {}
-    splits: dict[Split, SplitStatistics] = {}
-    for split in ("train", "validation"):
-        found = source.load(split)
-        rows, counts = tokenize_pairs(found, tokenizer, max_length)
-        table = usable = _pair_table(rows)
+    found: dict[Split, SplitStatistics] = {}
+    prompts: dict[Split, pd.Series] = {}
+    splits: tuple[Split, Split] = ("train", "validation")
+    read = {split: source.load(split) for split in splits}
+    counted = {split: tokenize_pairs(rows, tokenizer, max_length) for split, rows in read.items()}
+    for split, (rows, _) in counted.items():
+        kept[split] = Kept(rows, _pair_table(rows))
+        prompts[split] = kept[split].table["prompt"]
+    for split, other in zip(splits, splits[::-1], strict=True):
+        (rows, counts), table = counted[split], kept[split].table
+        usable = table
         if counts.get("too long"):
             # Only the dropped ones are tokenized again without a limit; the others stay cached.
             names = set(rows["id"][:])
-            dropped = [i for i, name in enumerate(found["id"][:]) if name not in names]
-            dropped, _ = tokenize_pairs(found.select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
-            usable = pd.concat([table, _pair_table(dropped)], ignore_index=True)
-        kept[split] = Kept(rows, table)
-        a_prompt = table["prompt"].value_counts()
-        difference = table["chosen tokens"].astype("int64") - table["rejected tokens"]
-        longer = (float((difference > 0).mean()), float((difference < 0).mean()))
-        splits[split] = SplitStatistics(
+            dropped = [i for i, name in enumerate(read[split]["id"][:]) if name not in names]
+            longer, _ = tokenize_pairs(read[split].select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
+            usable = pd.concat([table, _pair_table(longer)], ignore_index=True)
+        found[split] = SplitStatistics(
             counts=counts,
-            known=_known_columns(found),
-            prompts=len(a_prompt),
-            pairs_a_prompt={"median": float(a_prompt.median()), "max": int(a_prompt.max())},
-            categories={str(name): int(n) for name, n in table["category"].value_counts().items()},
-            lengths=_lengths(usable, counts["rows"], max_length),
-            bias=LengthBias(*longer, float(difference.median())),
+            prompts=prompts[split].nunique(),
+            in_other_split=int(prompts[split].isin(prompts[other]).sum()),
+            lengths=_lengths(table, usable["tokens"], counts["rows"], max_length),
             repeats=count_repeats(table),
-            token_warnings=list(token_warnings(tokenizer, found, counts, split)),
+            warnings=list(token_warnings(tokenizer, read[split], counts, split)),
         )
-    train, validation = kept["train"].table, kept["validation"].table
-    shared = []
-    for name in ("prompt", "normalised prompt"):
-        one, other = train[name].isin(validation[name]), validation[name].isin(train[name])
-        shared.append(SharedPrompts(train[name][one].nunique(), int(one.sum()), int(other.sum())))
-    return DataStatistics(splits, *shared), kept
+    return found, kept
 
 
 def _pair_table(rows: Dataset) -> pd.DataFrame:
-    """Return hashes, ``category`` and token counts by pair; ``tokens`` is the sum that max_length limits."""
+    """Return hashes and token counts by pair; ``tokens`` is the sum that max_length limits."""
     parts = []
     for batch in _batches(rows):
-        prompts = batch["prompt"].to_pylist()
         tokens = {name: batch[f"{name}_ids"] for name in ("prompt", *_RESPONSES)}
         columns = {
-            "prompt": _hashes(prompts),
-            "normalised prompt": _hashes([" ".join(prompt.casefold().split()) for prompt in prompts]),
+            "prompt": _hashes(batch["prompt"].to_pylist()),
             **{name: _hashes(_list_bytes(tokens[name])) for name in _RESPONSES},
-            "category": batch["category"].to_pandas(),
             **{f"{name} tokens": pc.list_value_length(ids).to_numpy() for name, ids in tokens.items()},
         }
         parts.append(pd.DataFrame(columns))
@@ -183,30 +125,14 @@ def _pair_table(rows: Dataset) -> pd.DataFrame:
     return table
 
 
-def _known_columns(rows: Dataset) -> dict[str, float]:
-    found: Counter[str] = Counter()
-    for batch in _batches(rows):
-        for name in ("flipped", "eta", "augmented_prompt", "category"):
-            found[name] += len(batch) - batch[name].null_count
-        found["wrong by flipped"] += pc.sum(batch["flipped"]).as_py() or 0
-        found["wrong by eta"] += pc.sum(pc.subtract(1.0, batch["eta"])).as_py() or 0
-        texts = (pc.fill_null(batch[name], "") for name in ("prompt", *_RESPONSES))
-        ascii_texts = [pc.string_is_ascii(text) for text in texts]
-        found["non-ASCII"] += len(batch) - pc.sum(pc.and_(pc.and_(*ascii_texts[:2]), ascii_texts[2])).as_py()
-    of = {"wrong by flipped": found["flipped"], "wrong by eta": found["eta"]}
-    return {name: count / of.get(name, len(rows)) for name, count in found.items() if of.get(name, 1)}
-
-
-def _lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
-    columns = ["prompt tokens", "chosen tokens", "rejected tokens", "tokens"]
-    names = [*map(str, PERCENTILES), "max"]
-    # The least number of tokens that so many percent of the pairs do not exceed.
-    found = np.percentile(table[columns], [*PERCENTILES, 100], axis=0, method="inverted_cdf").astype(int)
-    percentiles = pd.DataFrame(found, index=names, columns=PARTS).to_dict()
+def _lengths(kept: pd.DataFrame, tokens: pd.Series, rows: int, max_length: int) -> Lengths:
+    # The least number of tokens that 99% of the pairs do not exceed.
+    enough = int(np.percentile(tokens, 99, method="inverted_cdf"))
     return Lengths(
-        percentiles=percentiles,
-        kept_at={n: int((table["tokens"] <= n).sum()) / rows for n in sorted({*LIMITS, max_length})},
-        suggested=-(-percentiles[PARTS[-1]]["99"] // 64) * 64,
+        kept_at={n: int((tokens <= n).sum()) / rows for n in sorted({*LIMITS, max_length})},
+        suggested=-(-enough // 64) * 64,
+        chosen_longer=float((kept["chosen tokens"] > kept["rejected tokens"]).mean()),
+        rejected_longer=float((kept["chosen tokens"] < kept["rejected tokens"]).mean()),
     )
 
 
@@ -217,79 +143,19 @@ def count_repeats(table: pd.DataFrame) -> Repeats:
     pairs = pd.DataFrame({"prompt": table["prompt"], "first": first, "second": second})
     pairs["label"] = responses[:, 0] == first
     comparisons = pairs.groupby(["prompt", "first", "second"], sort=False)["label"].agg(["size", "sum"])
-    comparisons = comparisons.reset_index()
-    shown = comparisons.melt("prompt", ["first", "second"], ignore_index=False)
-    shared = shown[shown.duplicated(["prompt", "value"], keep=False)].index.unique()
     more = comparisons[comparisons["size"] > 1]
     n, k = more["size"], more["sum"]
     outvoted = np.minimum(k, n - k)
-    contradicting = outvoted > 0
     disagree = float((k * (n - k)).sum() / (n * (n - 1) / 2).sum()) if len(more) else 1.0
     return Repeats(
         copies=int(pairs.duplicated().sum()),
-        sharing=int(comparisons["size"].loc[shared].sum()),
         comparisons=len(more),
         labels=int(n.sum()),
-        contradicting_comparisons=int(contradicting.sum()),
-        contradicting_labels=int(n[contradicting].sum()),
+        contradicting_comparisons=int((outvoted > 0).sum()),
         least_wrong=int(outvoted.sum()),
         # Two labels, each wrong with probability e, disagree with probability 2 e (1 - e).
         noise=(1 - (1 - 2 * disagree) ** 0.5) / 2 if disagree <= 0.5 else None,
     )
-
-
-def advice(report: DataStatistics, max_length: int, overlap: bool = True) -> list[str]:
-    """Return a sentence with a fix for each problem; ``overlap=False`` accepts shared prompts."""
-    # Both splits have the same template warnings.
-    found = list(dict.fromkeys(said for split in report.splits.values() for said in split.token_warnings))
-    too_long = {
-        split: numbers.counts.get("too long", 0) / numbers.counts["rows"]
-        for split, numbers in report.splits.items()
-    }
-    if max(too_long.values()) > DROPPED:
-        shares = " and ".join(f"{share:.1%} of the {split} rows" for split, share in too_long.items())
-        enough = max(numbers.lengths.suggested for numbers in report.splits.values())
-        found.append(f"{shares} are too long for max_length {max_length}; raise it to {enough}.")
-    for split, numbers in report.splits.items():
-        found += _of_split(split, numbers)
-    shared = report.overlap_normalised
-    if overlap and shared.prompts:
-        found.append(
-            f"{shared.prompts:,} prompts are in both splits ({report.overlap.prompts:,} to the letter), so "
-            f"{shared.validation_pairs:,} validation pairs do not measure new prompts; take "
-            "these prompts out of the training rows."
-        )
-    return found
-
-
-def _of_split(split: Split, report: SplitStatistics) -> Iterator[str]:
-    rows, kept = report.counts["rows"], report.counts["kept"]
-    for reason, fix in _FIXES.items():
-        if report.counts.get(reason, 0) > DROPPED * rows:
-            yield f"{split}: {report.counts[reason] / rows:.1%} of the rows are dropped, {reason}; {fix}."
-    repeats, bias = report.repeats, report.bias
-    if repeats.contradicting_labels > CONTRADICTING * kept:
-        yield (
-            f"{split}: {repeats.contradicting_labels / kept:.1%} of the pairs contradict another one, so "
-            f"{repeats.least_wrong:,} labels or more are wrong; keep the majority's label of each "
-            "comparison, or train with a method for noisy labels (configs/methods/)."
-        )
-    if repeats.copies > COPIES * kept:
-        yield (
-            f"{split}: {repeats.copies / kept:.1%} of the pairs are copies of others and count several "
-            "times; keep one of each."
-        )
-    for side, share in (("chosen", bias.chosen_longer), ("rejected", bias.rejected_longer)):
-        if share >= LONGER:
-            yield (
-                f"{split}: in {share:.0%} of the pairs the {side} response is the longer one, so a policy "
-                "may learn length alone; balance the pairs by length, and hold accuracies against that share."
-            )
-    if split == "train" and report.counts[NO_AUGMENTED_PROMPT] > NO_VIEW * kept:
-        yield (
-            f"{split}: {report.counts[NO_AUGMENTED_PROMPT] / kept:.1%} of the pairs have no augmented "
-            "prompt, so VNet (PACMR-DPO) does not learn from them; give them an augmented_prompt."
-        )
 
 
 def _batches(rows: Dataset) -> Iterator[pa.Table]:

@@ -30,7 +30,7 @@ class CategoryNoise(LabelNoise):
         check_rates(others=others, **{f"rates of {name!r}": rate for name, rate in (rates or {}).items()})
         if share is not None and others:
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
-        self.rates = rates or {}
+        self.rates = _by_text(rates)
         self.others = others
         self.share = share
 
@@ -38,12 +38,12 @@ class CategoryNoise(LabelNoise):
         """Return the rate of each row's category."""
         categories = rows["category"][:]
         if self.share is not None:
-            return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
+            return spread_rates(self.share, categories, "CategoryNoise")
         for name in self.rates:
             if name not in categories:
                 raise UserError(
                     f"rates names {name!r}, but no training pair is of that category (there are "
-                    f"{_some(categories)}); correct the name."
+                    f"{_some(categories)}); correct the name (in YAML, one such as 007 needs quotes)."
                 )
         return [self.rates.get(category, self.others) for category in categories]
 
@@ -76,8 +76,8 @@ class AnnotatorNoise(LabelNoise):
                 "name the annotators."
             )
         self.share = share
-        self.reliabilities = reliabilities or {}
-        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
+        self.reliabilities = _by_text(reliabilities)
+        self._names = list(self.reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
         self._counted = annotators is not None
 
     def annotators(self, rows: Dataset) -> list[str]:
@@ -108,18 +108,18 @@ class AnnotatorNoise(LabelNoise):
             wrong = "has no pair" if odd[0] in self.reliabilities else "is left out"
             raise UserError(
                 f"reliabilities must name the annotators of the training pairs ({_some(names)}), but "
-                f"{odd[0]!r} {wrong}; correct them."
+                f"{odd[0]!r} {wrong}; correct them (in YAML, names such as 007 need quotes)."
             )
         return [1 - self.reliabilities[name] for name in names]
 
 
-def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
+def spread_rates(share: float, groups: Sequence[str | None], kind: str) -> list[float]:
     """Return each row's flip probability by its group, such that the expected noise rate is ``share``.
 
     The k-th of K groups, in the order of the hashes of their names, has the rate 0.5 (k / K)^gamma. The last
     one guesses, and gamma follows from the share.
     """
-    names = sorted(set(groups), key=lambda name: (unit_hash(name, 0), name))
+    names = sorted(set(groups), key=lambda name: (unit_hash(str(name), 0), str(name), name is None))
     place = {name: (k + 1) / len(names) for k, name in enumerate(names)}
     places = np.array([place[group] for group in groups])
 
@@ -140,6 +140,11 @@ def _check_one(kind: str, option: str, value: dict[str, float] | None, share: fl
             f"{kind} has {option} {value} and share {share}; give one of the two, such as share 0.3."
         )
     check_share(share)
+
+
+def _by_text(values: dict[str, float] | None) -> dict[str, float]:
+    """Return values by the texts of their names, which YAML may have read as numbers."""
+    return {str(name): value for name, value in (values or {}).items()}
 
 
 def _some(names: Sequence[str | None]) -> str:

@@ -1,4 +1,4 @@
-"""Figure of weight distributions of unflipped and flipped pairs."""
+"""Figures of weight distributions by label, and of weights as detectors of flips."""
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from ..flip_detection import weight_gap
 BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
 """Value of ``flipped`` and colour of each distribution (Okabe and Ito)."""
+SCORES = {"low_weight": "black", "low_u": "#0072B2"}
+"""Colour of each score of flips."""
 
 
 def weights_by_flip(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
@@ -47,4 +49,16 @@ def draw_weight_distributions(weight: np.ndarray, flipped: np.ndarray, step: int
     axis = figure.add_subplot()
     draw_on(axis, weight, flipped)
     axis.set_title(f"Last {len(weight):,} pairs to step {step:,}", fontsize=10)
+    return figure
+
+
+def draw_precision_recall(labels: np.ndarray, scores: dict[str, np.ndarray]) -> Figure:
+    """Draw precision over recall of (N,) ``scores`` of the N ``labels``, of which some are true."""
+    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
+    axis = figure.add_subplot(xlim=(0, 1), ylim=(0, 1.05), xlabel="Recall of flips", ylabel="Precision")
+    for name, values in scores.items():
+        found = np.cumsum(labels[np.argsort(-values, kind="stable")])
+        precision = found / np.arange(1, len(found) + 1)
+        axis.plot(found / found[-1], precision, color=SCORES[name], label=name.replace("_", " "))
+    axis.legend(frameon=False, fontsize=9)
     return figure

@@ -1,6 +1,5 @@
 """Values of all training pairs under the trained policy."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,24 +23,22 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     Sets ``pairs.reference`` if it is None. Returns N rows: ``id``, ``prompt`` (index among distinct prompts),
     ``category``, ``observed`` (the column of the response trained as chosen: "rejected" if the noise swapped
     it), ``weight``, ``u`` and ``delta`` (nats), ``a`` and ``b`` (NaN if the weighting has none), ``loss``
-    (unweighted), ``pull`` (minus the derivative of the weighted loss by u), ``flipped`` (pandas' ``boolean``,
-    NA if unknown).
+    (unweighted), ``flipped`` (pandas' ``boolean``, NA if unknown).
     """
     policy = ready(module)
     if pairs.reference is None:
         pairs.reference = pairs.reference_log_probs(policy)
-    ask = with_entropies if module.weighting.needs_entropies else log_probs
-    found = pairs.values_as_trained(ask, policy, title)
+    found = pairs.values_as_trained(log_probs, policy, title)
     parts = []
     for start in range(0, len(pairs), _PART):
         values = found[start : start + _PART]
         batch = pairs.batch(list(range(start, start + len(values))))
-        now, *entropies = (LogProbs(*columns.unbind(1)) for columns in values.split(2, dim=1))
-        now.entropies = entropies[0] if entropies else None
+        now = LogProbs(*values.unbind(1))
         parts.append(_columns(module, Rewards.of(now, batch, module.objective.beta), batch))
     frame = pd.concat(parts, ignore_index=True)
     frame.insert(1, "prompt", pd.factorize(np.array(pairs.rows["prompt"][:], dtype=object))[0])
     frame.insert(2, "category", pairs.rows["category"][:])
+    frame["texts"] = pairs.rows["texts"][:]
     frame.insert(3, "observed", np.where(pairs.swapped, "rejected", "chosen"))
     return frame
 
@@ -52,32 +49,12 @@ def log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return torch.stack([found.chosen, found.rejected], dim=1)
 
 
-def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """Return (n, 4) log-probabilities, then the entropies of ``LogProbs``."""
-    found = policy.log_probs(batch, entropies=True)
-    assert found.entropies is not None
-    sides = (found.chosen, found.rejected, found.entropies.chosen, found.entropies.rejected)
-    return torch.stack(sides, dim=1)
-
-
-def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:
-    """(N,) minus the derivative of each weighted loss by u; of both orders for soft labels."""
-    chosen = rewards.policy.chosen.detach().requires_grad_()
-    free = replace(rewards, policy=replace(rewards.policy, chosen=chosen))
-    with torch.enable_grad():
-        losses = weight * module.objective(free)
-        if module.weighting.soft_labels:
-            losses = losses + (1 - weight) * module.objective(free.exchanged())
-        (slope,) = torch.autograd.grad(losses.sum(), chosen)
-    return -slope / rewards.beta
-
-
 def _columns(module: PreferenceModule, rewards: Rewards, batch: PairBatch) -> pd.DataFrame:
     weights: Weights = module.weighting.weights(rewards, batch)
     with torch.no_grad():
         loss = module.objective(rewards)
     values = {"weight": weights.g, "u": rewards.u, "delta": rewards.delta, "a": weights.a, "b": weights.b}
-    values |= {"loss": loss, "pull": _pull(module, rewards, weights.g)}
+    values["loss"] = loss
     nothing = torch.full_like(rewards.u, torch.nan)
     frame = pd.DataFrame(
         {name: (nothing if value is None else value).double().numpy() for name, value in values.items()}

@@ -1,5 +1,6 @@
 """Figure of several runs: reward or margin, accuracy, and weights of pairs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,11 +10,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..batch import UNKNOWN
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
 from ..runs.folder import METRICS, read_summary, read_weights, weight_parts
 from .distribution_figure import BINS, GROUPS, weights_by_flip
 
@@ -113,11 +115,21 @@ def _draw_weights(axis: Axes, runs: list[str]) -> None:
 
 def validated(run: str) -> bool:
     """Return true if a run has curves to draw."""
-    return (Path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
+    return (local_path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
 
 
 def _metrics(run: str) -> pd.DataFrame:
-    path = Path(run) / METRICS
+    path = local_path(run) / METRICS
     if not path.exists():
         raise UserError(f"{path} does not exist; name the folder of a run that logged to it.")
     return pd.read_csv(path)
+
+
+def draw_reward_path(path: Sequence[tuple[float, float]]) -> Figure:
+    """Draw gold reward over KL at some updates of a run, in their order, with a ring around the last one."""
+    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
+    axis = figure.add_subplot(xlabel="KL to the reference (nats)", ylabel="Gold reward")
+    axis.plot(*zip(*path, strict=True), marker="o", color=COLORS[0])
+    axis.plot(*path[-1], marker="o", markersize=11, markerfacecolor="none", color=COLORS[1])
+    axis.set_title("Updates of this run; ring: the last", fontsize=10)
+    return figure

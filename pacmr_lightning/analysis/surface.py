@@ -1,10 +1,9 @@
-"""Weight surface of a trained VNet over (Delta, u) or two other features."""
+"""Weight surface of a trained VNet over (Delta, u)."""
 
 import copy
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch
 from scipy.special import expit
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
 from ..runs.folder import ANALYSIS
-from ..weighting.features import PAPER
-from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)
 """Quantiles of the visits that the grid covers."""
@@ -32,16 +29,11 @@ class Visits:
     """Before normalization."""
     flipped: np.ndarray
     """1 flipped, 0 not flipped, -1 unknown."""
-    features: dict[str, np.ndarray] = field(default_factory=dict)
-    """VNet's features other than (Delta, u); not saved."""
 
 
 @dataclass
 class Surface:
-    """Slope a, offset b and weight over D reward sums and U reward margins, in float64.
-
-    With other ``axes``, ``delta`` and ``u`` hold their values, a is 0 and b the weight's logit.
-    """
+    """Slope a, offset b and weight over D reward sums and U reward margins, in float64."""
 
     step: int
     method: str
@@ -59,10 +51,6 @@ class Surface:
     density: np.ndarray
     """(D, U) share of the visits per unit of Delta and u."""
     visits: Visits
-    axes: tuple[str, str] = PAPER
-    """Names of the first and second axis."""
-    held: str = ""
-    """Values (medians over visits) of VNet's other features; empty if none."""
 
     @property
     def g(self) -> np.ndarray:
@@ -81,10 +69,10 @@ class Surface:
         return float(rises.mean()) if rises.size else float("nan")
 
 
-def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.ndarray, np.ndarray]:
+def grid(visits: Visits, points: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges get ±1."""
     found = []
-    for name, values in zip(axes, (visits.delta, visits.u), strict=True):
+    for name, values in (("delta", visits.delta), ("u", visits.u)):
         low, high = np.quantile(values.astype(np.float64), TAILS)
         if name == "u":
             high = max(abs(low), abs(high))
@@ -106,36 +94,23 @@ def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def slope_and_offset(
-    vnet: VNet,
-    delta: np.ndarray,
-    u: np.ndarray,
-    axes: Sequence[str] = PAPER,
-    held: Mapping[str, float] | None = None,
+    vnet: torch.nn.Module, delta: np.ndarray, u: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (D, U) a and b of VNet over a grid, in float64 on the CPU; ``held`` fixes other features.
-
-    With ``axes`` other than (Delta, u), a is 0 and b the weight's logit.
-    """
+    """Return (D, U) a and b of VNet over a grid, in float64 on the CPU."""
     points = torch.meshgrid(torch.from_numpy(delta), torch.from_numpy(u), indexing="ij")
-    values = {name: axis.double().flatten() for name, axis in zip(axes, points, strict=True)}
-    values |= {name: torch.full_like(values[axes[0]], value) for name, value in (held or {}).items()}
-    order = getattr(vnet, "features", PAPER)
-    _, a, b = copy.deepcopy(vnet).cpu().double()(*(values[name] for name in order))
-    if tuple(axes) != PAPER:
-        b = a * values["u"] + b if "u" in values else b
-        a = torch.zeros_like(b)
+    _, a, b = copy.deepcopy(vnet).cpu().double()(*(axis.double().flatten() for axis in points))
     shape = (len(delta), len(u))
     return a.numpy().reshape(shape), b.numpy().reshape(shape)
 
 
 def file_of(run_folder: str | Path, step: int) -> Path:
     """Return the surface's path after so many policy updates."""
-    return Path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
+    return local_path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
 
 
 def steps_of(run_folder: str | Path) -> list[int]:
     """Return the policy updates with surfaces, rising."""
-    files = (Path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
+    files = (local_path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
     steps = (file.stem.removeprefix("surfaces-step-") for file in files)
     return sorted(int(step) for step in steps if step.isdecimal())
 
@@ -143,7 +118,7 @@ def steps_of(run_folder: str | Path) -> list[int]:
 def save_surface(surface: Surface, run_folder: str | Path) -> None:
     """Save a surface as .npz (fields by name, g, and the visits' columns as ``visits_...``) and as .csv.
 
-    The table has one row per point of the grid: the two axes, ``a``, ``b``, ``g`` and ``density``.
+    The table has one row per point of the grid: ``delta``, ``u``, ``a``, ``b``, ``g`` and ``density``.
     """
     arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
@@ -152,9 +127,8 @@ def save_surface(surface: Surface, run_folder: str | Path) -> None:
         np.savez_compressed(file, g=surface.g, **arrays)
     axes = np.meshgrid(surface.delta, surface.u, indexing="ij")
     table = np.stack((*axes, surface.a, surface.b, surface.g, surface.density), -1).reshape(-1, 6)
-    header = ",".join((*surface.axes, "a", "b", "g", "density"))
     with replacing(file_of(run_folder, surface.step).with_suffix(".csv")) as temporary:
-        np.savetxt(temporary, table, "%.9g", ",", header=header, comments="")
+        np.savetxt(temporary, table, "%.9g", ",", header="delta,u,a,b,g,density", comments="")
 
 
 def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
@@ -162,7 +136,7 @@ def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
     steps = steps_of(run_folder)
     if not steps:
         raise UserError(
-            f"There are no surfaces in {Path(run_folder) / ANALYSIS}; train with the callback VNetSurfaces "
+            f"There are no surfaces in {run_folder}/{ANALYSIS}; train with the callback VNetSurfaces "
             "in trainer.callbacks and a weighting that has a and b, such as VNetWeighting."
         )
     if step is not None and step not in steps:
@@ -180,4 +154,4 @@ def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
         raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
     # Scalars come back as 0-dim arrays.
     plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
-    return Surface(**plain | {"axes": tuple(found["axes"].tolist())}, visits=visits)
+    return Surface(**plain, visits=visits)

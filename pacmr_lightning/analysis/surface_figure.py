@@ -1,4 +1,4 @@
-"""Figures of a, b and g over (Delta, u), or of g over other features."""
+"""Figures of a, b and g over (Delta, u), and of g along u."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,18 +10,14 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from mpl_toolkits.mplot3d import Axes3D
 from scipy.ndimage import gaussian_filter
+from scipy.special import expit
 
-from ..weighting.features import PAPER
-from .distribution_figure import draw_on
+from .distribution_figure import GROUPS, draw_on, weights_by_flip
 from .surface import Surface
 
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
-AXES = {
-    "delta": ("Implicit reward sum $\\Delta(z)$", "$\\Delta$"),
-    "u": ("Implicit reward margin $u(z)$", "$u$"),
-}
+LABELS = ("Implicit reward sum $\\Delta(z)$", "Implicit reward margin $u(z)$")
 COLORS = "viridis"
-WIDTHS = {1: 4.6, 3: 10.2}
 SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}
 """Shares of the pairs in the contours, and line styles."""
 SMOOTHING = 0.05
@@ -31,11 +27,10 @@ OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
 
 
 def draw_surfaces(surface: Surface) -> Figure:
-    """Draw a, b and g in 3-D; over other features g alone."""
-    names = _names(surface)
-    figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
-    for place, name in enumerate(names):
-        axis = figure.add_subplot(1, len(names), place + 1, projection="3d")
+    """Draw a, b and g in 3-D."""
+    figure = Figure(figsize=(10.2, 3.6))
+    for place, name in enumerate(NAMES):
+        axis = figure.add_subplot(1, len(NAMES), place + 1, projection="3d")
         _surface_on(axis, surface, name, limits([surface], name))
         axis.set_title(NAMES[name], fontsize=11, y=1.0)
     figure.suptitle(_title(surface), fontsize=10, y=0.99)
@@ -43,13 +38,15 @@ def draw_surfaces(surface: Surface) -> Figure:
     return figure
 
 
-def draw_heat_maps(surface: Surface) -> Figure:
-    """Draw heat maps with visit density contours and an orange line where g is 1/2."""
-    names = _names(surface)
+def draw_heat_maps(surface: Surface, names: Sequence[str] = tuple(NAMES)) -> Figure:
+    """Draw heat maps with visit density contours and an orange line where g is 1/2.
+
+    ``names``: "a", "b" and "g", or one of them for a figure as narrow as TensorBoard's cards.
+    """
+    width = 10.2 if len(names) > 1 else 4.6
     # Constrained layout would draw everything twice more.
-    figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
-    left = 0.075 * WIDTHS[3] / WIDTHS[len(names)]
-    figure.subplots_adjust(left=left, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
+    figure = Figure(figsize=(width, 3.6))
+    figure.subplots_adjust(left=0.765 / width, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     density, levels = contours(surface)
     for axis, name in zip(panels, names, strict=True):
@@ -64,8 +61,8 @@ def draw_heat_maps(surface: Surface) -> Figure:
         if name == "g" and surface.g.min() < 0.5 < surface.g.max():
             axis.contour(surface.delta, surface.u, values, [0.5], colors="#D55E00", linewidths=1.6)
         axis.set_title(NAMES[name], fontsize=11)
-        axis.set_xlabel(axis_label(surface.axes[0]))
-    panels[0].set_ylabel(axis_label(surface.axes[1]))
+        axis.set_xlabel(LABELS[0])
+    panels[0].set_ylabel(LABELS[1])
     handles = [Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")]
     for share, dashes in SHARES.items():
         label = f"{share:.0%} of the pairs"
@@ -77,22 +74,21 @@ def draw_heat_maps(surface: Surface) -> Figure:
 
 
 def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
-    """Draw runs in columns; a, b (if any), g and weight distributions in rows, each row on one scale."""
+    """Draw runs in columns; a, b, g and weight distributions in rows, each row on one scale."""
     columns = len(surfaces)
     width = 0.7 + 3.4 * columns
-    names = _names(surfaces[0])
-    heights = (*(1 for _ in names), 0.75)
+    heights = (*(1 for _ in NAMES), 0.75)
     figure = Figure(figsize=(width, 3.04 * sum(heights)))
     rows = figure.add_gridspec(len(heights), 1, height_ratios=heights, hspace=0.17)
     rows.update(left=0.7 / width, right=1 - 0.2 / width, top=0.955, bottom=0.05)
-    for row, name in enumerate(names):
+    for row, name in enumerate(NAMES):
         scale = limits(surfaces, name)
         cells = rows[row].subgridspec(1, columns, wspace=0.1)
         for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
             axis = figure.add_subplot(cells[place], projection="3d")
             _surface_on(axis, surface, name, scale)
             axis.set_title(f"{NAMES[name]}, {heading}", fontsize=10, y=1.0)
-    cells = rows[len(names)].subgridspec(1, columns, wspace=0.25)
+    cells = rows[len(NAMES)].subgridspec(1, columns, wspace=0.25)
     for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
         axis = figure.add_subplot(cells[place])
         draw_on(axis, surface.visits.weight, surface.visits.flipped)
@@ -101,6 +97,34 @@ def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
             axis.set_ylabel("")
     titles = list(dict.fromkeys(_title(surface, with_noise=False) for surface in surfaces))
     figure.suptitle("; ".join(titles), fontsize=10, y=0.99)
+    return figure
+
+
+def draw_weight_function(surface: Surface, start: tuple[float, float] | None) -> Figure:
+    """Draw g along u at the median of Delta, its range between Delta's 10% and 90% quantiles, and the visits.
+
+    ``start`` is the slope and offset before VNet learned, drawn as a dashed line; None for no line.
+    """
+    visits, g, u = surface.visits, surface.g, surface.u
+    quantiles = np.quantile(visits.delta.astype(np.float64), (0.1, 0.5, 0.9))
+    low, middle, high = np.clip(np.searchsorted(surface.delta, quantiles), 0, len(g) - 1)
+    figure = Figure(figsize=(4.8, 3.6))
+    figure.subplots_adjust(left=0.12, right=0.97, bottom=0.15, top=0.9)
+    axis = figure.add_subplot(xlim=(u[0], u[-1]), ylim=(0, 1), xlabel=LABELS[1], ylabel="Weight $g$")
+    edges = np.linspace(u[0], u[-1], 41)
+    groups = weights_by_flip(visits.u, visits.flipped)
+    counts = {name: np.histogram(values, edges)[0] for name, values in groups.items()}
+    tallest = max(1, *(int(count.max()) for count in counts.values()))
+    for name, count in counts.items():
+        color = GROUPS.get(name, GROUPS["unflipped"])[1]
+        axis.stairs(0.25 * count / tallest, edges, fill=True, color=color, alpha=0.5, label=f"u, {name}")
+    between = g[low : high + 1]
+    axis.fill_between(u, between.min(0), between.max(0), color="0.2", alpha=0.25, label="10 to 90% of Δ")
+    axis.plot(u, g[middle], color="black", linewidth=2, label=f"g at the median Δ = {quantiles[1]:.2g}")
+    if start:
+        axis.plot(u, expit(start[0] * u + start[1]), color="0.5", linestyle="--", label="g at the start")
+    axis.legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0.2)
+    axis.set_title(_title(surface), fontsize=10)
     return figure
 
 
@@ -119,8 +143,7 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
     delta, u = np.meshgrid(surface.delta, surface.u, indexing="ij")
     style = {"cmap": COLORS, "vmin": low, "vmax": high, "linewidth": 0, "antialiased": False}
     axis.plot_surface(delta, u, getattr(surface, name), rcount=61, ccount=61, rasterized=True, **style)
-    first, second = (axis_label(each, short=True) for each in surface.axes)
-    axis.set(xlabel=first, ylabel=second, zlabel=f"${name}$", zlim=scale)
+    axis.set(xlabel="$\\Delta$", ylabel="$u$", zlabel=f"${name}$", zlim=scale)
     axis.set_xlim(surface.delta[0], surface.delta[-1])
     axis.set_ylim(surface.u[0], surface.u[-1])
     axis.view_init(elev=24, azim=-128)
@@ -143,15 +166,5 @@ def contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
 def _title(surface: Surface, with_noise: bool = True) -> str:
     known = with_noise and not np.isnan(surface.noise_rate)
     noise = f"{surface.noise_rate:.0%} noise" if known else ""
-    parts = (surface.task, surface.method, noise, f"step {surface.step:,}", surface.held)
+    parts = (surface.task, surface.method, noise, f"step {surface.step:,}")
     return ", ".join(filter(None, parts))
-
-
-def _names(surface: Surface) -> list[str]:
-    return list(NAMES) if surface.axes == PAPER else ["g"]
-
-
-def axis_label(name: str, short: bool = False) -> str:
-    """Return a feature's label, or its symbol if it has one."""
-    words = name.replace("_", " ")
-    return AXES.get(name, (words.capitalize(), words))[short]

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
 from ..errors import UserError
-from ..files import save_figure, write_frame
+from ..files import local_path, save_figure, write_frame
 from .surface import Surface, load_surface, steps_of
 
 
@@ -17,9 +17,9 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     """Draw the last surfaces of runs (or those of ``step``) side by side, and return ``pairwise_distances``.
 
     ``output`` ends in .png or .pdf; both are written, and the distances as .csv beside them. Runs without
-    surfaces are left out; UserError if none has any, or if they are over different features.
+    surfaces are left out; UserError if none has any.
     """
-    path = Path(output)
+    path = local_path(output)
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
     drawn = [run for run in dict.fromkeys(runs) if steps_of(run)] or runs[:1]
@@ -27,13 +27,6 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     # Unknown noise rates last.
     found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
     laid_out, folders = zip(*found, strict=True)
-    for surface, folder in found:
-        if surface.axes != laid_out[0].axes:
-            one, other = (" and ".join(each.axes) for each in (laid_out[0], surface))
-            raise UserError(
-                f"The surfaces of {folders[0]} are over {one}, those of {folder} over {other}; name runs "
-                "whose VNetSurfaces draws the same features."
-            )
     names = run_names(laid_out, folders)
     from .surface_figure import draw_page
 

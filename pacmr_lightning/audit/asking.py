@@ -6,35 +6,33 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import logit
 
 from ..datamodules.chat import decode_messages
 from ..datamodules.prompts import split_row
 from ..datamodules.row_values import values_of
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.judge_calls import calls
-from ..evaluation.judging import Comparison, Preference, requests_without_answer
-from .noise_rate import NoiseRate
+from ..evaluation.chat_completion import NO_TOKENS
+from ..evaluation.judge_calls import calls, price
+from ..evaluation.judging import Comparison, Preference, requests_without_answer, tokens_of
+from .agreement import Agreement
 from .options import AuditOptions
+from .scorers import VOTE
 
 ANSWERS = "judge-answers.sqlite"
 """Answers of all judges, in the folder of a run's or a model's audit."""
 RANDOM = 4
-"""One pair in so many is drawn at random: where P(wrong) is one half, votes say nothing about a judge."""
-_PLAUSIBLE = (0.05, 0.45)
+"""One pair in so many is drawn at random: where p is one half, verdicts say little about a judge."""
 _SEED = 0
 _VOTES: dict[Preference, int] = {"first": 1, "second": -1, "none": 0}
 
 
-def pairs_to_judge(rate: NoiseRate, u: np.ndarray, number: int) -> np.ndarray:
-    """Return the places of at most ``number`` pairs of (N,) u: most uncertain ones, and a quarter at random.
+def pairs_to_judge(p: np.ndarray, number: int) -> np.ndarray:
+    """Return the places of at most ``number`` pairs of (N,) p: nearest to one half, and a quarter at random.
 
-    Uncertain is P(wrong) near one half, at a rate between ``_PLAUSIBLE`` bounds. A larger number includes the
-    pairs of a smaller one.
+    A larger number includes the pairs of a smaller one.
     """
-    log_odds = logit(np.clip(rate.rate, *_PLAUSIBLE)) - rate.slope * u
-    uncertain = np.argsort(np.abs(log_odds), kind="stable")[: number - number // RANDOM]
-    random = np.random.default_rng(_SEED).permutation(len(u))
+    uncertain = np.argsort(np.abs(p - 0.5), kind="stable")[: number - number // RANDOM]
+    random = np.random.default_rng(_SEED).permutation(len(p))
     return pd.unique(np.concatenate([uncertain, random]))[:number]
 
 
@@ -61,6 +59,10 @@ def ask_judges(
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)
             votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
+            billed, _ = tokens_of(verdicts)
+            if billed != NO_TOKENS:
+                cost = price(billed.prompt, billed.completion, prices)
+                notes.append(f"{judge.name}: tokens {billed}" + (f"; cost {cost:,.2f}." if cost else "."))
             if failed := requests_without_answer(verdicts):
                 notes.append(f"{judge.name}: {failed}; the same command repeats them.")
     return votes, notes
@@ -77,3 +79,38 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
         responses = split.responses if observed == "chosen" else split.responses[::-1]
         found.append(Comparison(decode_messages(split.prompt) if chat else split.prompt, *responses))
     return found
+
+
+JUDGES = ["judge", "pairs", "for the label", "against it", "no verdict", "reliability", "95% interval"]
+"""Headings of ``judges_cells``."""
+
+
+def judges_table(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:
+    """Return one row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
+    verdicts = [pairs[f"{VOTE}{j + 1}"].dropna() for j in range(len(names))]
+    low, high = np.quantile(found.draws[:, 2:], (0.025, 0.975), axis=0)
+    return pd.DataFrame(
+        {
+            "judge": names,
+            "pairs": [len(one) for one in verdicts],
+            "for_label": [int((one > 0).sum()) for one in verdicts],
+            "against_label": [int((one < 0).sum()) for one in verdicts],
+            "none": [int((one == 0).sum()) for one in verdicts],
+            "reliability": found.reliabilities,
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def judges_cells(table: pd.DataFrame) -> list[list[str]]:
+    """Return the cells of ``judges_table`` as people read them."""
+    return [
+        [
+            row["judge"],
+            *(f"{row[name]:,}" for name in ("pairs", "for_label", "against_label", "none")),
+            f"{row['reliability']:.1%}",
+            f"{row['low']:.1%} to {row['high']:.1%}",
+        ]
+        for row in table.to_dict("records")
+    ]

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
+from ..files import local_path
 from ..runs.hub_upload import push
 from .findings import Findings
 from .scorers import NAMES
-from .words import rate_in_words
+from .words import verdict
 
 _COLUMNS = {
     "id": "identifier of the pair, the same in the audit and in runs",
@@ -43,7 +44,7 @@ class CleanedFile:
     @property
     def path(self) -> Path:
         """The expanded path."""
-        return Path(self.output).expanduser()
+        return local_path(self.output)
 
     @property
     def sentence(self) -> str:
@@ -86,9 +87,9 @@ def upload(
         "## What the audit did",
         f"{pairs.dropped:,} pairs were dropped, and {pairs.swapped:,} labels swapped."
         f"{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of {len(findings.pairs):,} "
-        f"audited pairs {findings.suspected:,} are suspected label errors: P(wrong) is above "
-        f"{findings.threshold:g} by {NAMES[findings.scorer]}.",
-        f"Noise rate before: {rate_in_words(findings.rate)}.",
+        f"audited pairs {findings.suspected:,} are suspected label errors: p, the probability "
+        f"that another annotator agrees, is below {findings.threshold:g} by {NAMES[findings.scorer]}.",
+        verdict(findings),
         f"```bash\n{command}\n```",
         f"Made with pacmr-lightning {importlib.metadata.version('pacmr-lightning')}.",
     ]

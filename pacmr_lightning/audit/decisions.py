@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from ..errors import UserError
-from ..files import read_json_lines
-from .noise_rate import SampleEstimate
+from ..files import local_path, read_json_lines
 
 WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
@@ -34,15 +35,59 @@ def random_sample(ids: Sequence[str], number: int) -> list[str]:
     return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
 
 
-def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
+def tasks(pairs: Iterable[tuple[str, str, bool, str, Texts]]) -> list[dict[str, Any]]:
     """Return Label Studio tasks of pairs, without the audit's results.
 
-    A pair is its id, the column that was chosen in training, whether it was sampled, and its texts.
+    A pair is its id, the column that was chosen in training, whether it was sampled, the hash of its texts,
+    and its texts.
     """
     return [
-        {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
-        for name, observed, sample, texts in pairs
+        {"data": {"pair": name, "observed": observed, "sample": sample, "texts": key, **vars(texts)}}
+        for name, observed, sample, key, texts in pairs
     ]
+
+
+@dataclass(frozen=True)
+class SampleEstimate:
+    """Fraction of wrong labels by manual review of a random sample."""
+
+    wrong: int
+    right: int
+    dropped: int
+    unsure: int
+
+    @property
+    def read(self) -> int:
+        """Number of labels marked wrong or right."""
+        return self.wrong + self.right
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """95% interval by Clopper and Pearson; NaN without labels."""
+        if not self.read:
+            return float("nan"), float("nan")
+        found = binomtest(self.wrong, self.read).proportion_ci(0.95, method="exact")
+        return float(found.low), float(found.high)
+
+    def sentence(self) -> str:
+        """Return the share with its interval; empty if nothing was read."""
+        if not self.read:
+            return ""
+        out = ""
+        if self.dropped or self.unsure:
+            out = f"; {self.dropped} dropped and {self.unsure} unsure pairs are excluded"
+        low, high = self.interval
+        return (
+            f"Of {self.read:,} randomly sampled labels that were reviewed by hand, {self.wrong:,} are wrong: "
+            f"{self.wrong / self.read:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
+        )
+
+    def table(self) -> pd.DataFrame:
+        """Return one row: counts of decisions, and the fraction of wrong labels with its interval."""
+        counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
+        share = self.wrong / self.read if self.read else float("nan")
+        names = ("share_wrong", "low", "high")
+        return pd.DataFrame([counts | dict(zip(names, (share, *self.interval), strict=True))])
 
 
 @dataclass(frozen=True)
@@ -54,10 +99,12 @@ class Decisions:
     observed: dict[str, str]
     """Column that was the chosen response in training, if the file has it."""
     sample: set[str]
+    texts: dict[str, str] = field(default_factory=dict)
+    """Hash of the pair's texts (``texts`` in ``pairs.parquet``), if the file has it."""
 
     @property
     def estimate(self) -> SampleEstimate:
-        """Noise rate by the random sample only; other pairs were selected by a score."""
+        """Fraction of wrong labels by the random sample only; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
         return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
 
@@ -65,8 +112,11 @@ class Decisions:
         """Return ids of the pairs with a decision."""
         return {name for name, decision in self.words.items() if decision == word}
 
-    def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Raise a UserError if a pair is not among N training pairs or has the other label there."""
+    def check(self, ids: Sequence[str], swapped: Sequence[bool], texts: Sequence[str]) -> list[str]:
+        """Raise a UserError if a pair is not among N training pairs, or has another label or texts there.
+
+        Returns a note if some decisions have no hash of their texts to compare.
+        """
         trained = {name: "rejected" if swap else "chosen" for name, swap in zip(ids, swapped, strict=True)}
         if unknown := sorted(set(self.words) - set(trained)):
             raise UserError(
@@ -78,24 +128,42 @@ class Decisions:
                 f"{self.path} has a decision on {other[0]!r} with the other label ({len(other)} of "
                 f"{len(self.words)} pairs); give decisions on a run with the same label noise."
             )
+        here = dict(zip(ids, texts, strict=True))
+        if other := sorted(name for name, key in self.texts.items() if here[name] != key):
+            raise UserError(
+                f"{self.path} has a decision on {other[0]!r}, but that pair has other texts here "
+                f"({len(other)} of {len(self.words)} pairs); give decisions from a report on these data."
+            )
+        bare = len(self.words) - len(self.texts)
+        return [
+            f"{bare} of {len(self.words)} decisions name no hash of their texts, so their pairs are found by "
+            "id alone."
+        ] * (bare > 0)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Values of all decisions in JSON's types; they do not depend on the file's name and order."""
+        return asdict(self) | {"path": None, "sample": sorted(self.sample)}
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
+        """Return the table with ``decision`` (NA for none), by which ``p`` and ``p_majority`` are 1 or 0."""
         word = table["id"].map(self.words)
-        wrong = word.map({"keep": 0.0, "swap": 1.0}).astype(float)
-        return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
+        right = word.map({"keep": 1.0, "swap": 0.0}).astype(float)
+        decided = {name: right.fillna(table[name]) for name in ("p", "p_majority")}
+        return table.assign(decision=word.astype("string"), **decided)
 
 
 def read_decisions(path: str) -> Decisions:
     """Read decisions from a file saved by the report's page (JSON Lines), or from Label Studio's JSON export.
 
     A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
-    noise had swapped the responses) and ``sample`` (drawn at random).
+    noise had swapped the responses), ``sample`` (drawn at random) and ``texts`` (a hash of the pair's texts).
     """
     words: dict[str, str] = {}
     observed: dict[str, str] = {}
+    texts: dict[str, str] = {}
     sample = set()
-    for place, row in _rows(Path(path).expanduser()):
+    for place, row in _rows(local_path(path)):
         name, word = row.get("id"), row.get("decision")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(
@@ -120,17 +188,16 @@ def read_decisions(path: str) -> Decisions:
                 f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; "
                 "give decisions on a run with the same label noise."
             )
+        if "texts" in row and texts.setdefault(name, str(row["texts"])) != row["texts"]:
+            raise UserError(
+                f"{place} has other texts for the pair {name!r} than an earlier decision; give decisions on "
+                "one data set."
+            )
         if drawn:
             sample.add(name)
     if not words:
         raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
-    found = Decisions(path, words, observed, sample)
-    if (read := found.estimate).interval[0] >= 0.5:
-        raise UserError(
-            f"{path} marks {read.wrong} of {read.read} random labels wrong, but an audit needs a noise rate "
-            "below a half; swap chosen and rejected in all rows first."
-        )
-    return found
+    return Decisions(path, words, observed, sample, texts)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -152,8 +219,8 @@ def _exported(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, task in enumerate(found, 1):
         place = f"{path}, task {number}"
         try:
-            pair = {"id": task["data"]["pair"]}
-            pair |= {name: task["data"][name] for name in ("observed", "sample") if name in task["data"]}
+            pair, data = {"id": task["data"]["pair"]}, task["data"]
+            pair |= {name: data[name] for name in ("observed", "sample", "texts") if name in data}
             words = [
                 word
                 for annotation in task["annotations"]

@@ -1,28 +1,22 @@
-"""Noise rate of each category and annotator."""
+"""How often another annotator would contradict the labels of each category and annotator."""
 
 import numpy as np
 import pandas as pd
 
-from .flip_curve import STEEPEST, Counts, fit_curve, resampled_prompts
-from .noise_rate import RESAMPLES, NoiseRate
+from ..analysis.standard_error import clustered_standard_error
 
 GROUPINGS = ("category", "annotator")
 """Columns of groups."""
-LEAST = 50
-"""Pairs of a group for its rate to be estimated."""
-_BINS = 64
+LEAST = 20
+"""Pairs of a group for an interval."""
 
 
-def group_reliability(
-    pairs: pd.DataFrame, u: np.ndarray, rate: NoiseRate, resamples: int = RESAMPLES
-) -> pd.DataFrame:
-    """Return suspected errors and noise rate of each group, one row per group, the highest rate first.
-
-    Each group has its own eps, and all share one k: the group mean of P(wrong) would be shrunk towards the
-    overall rate. With a given overall rate, k is the one it implies. ``u`` is the score of the estimate.
+def group_reliability(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per group of the pairs of ``Findings``, the most contradicted first.
 
     Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``suspected_share``,
-    ``expected`` (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped``
+    ``contradicted`` (expected fraction of labels that another annotator would contradict, the mean of 1 - p;
+    NaN without p) with 95% interval ``low`` to ``high`` over pairs (NaN for small groups), ``flipped``
     (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
     """
     tables = []
@@ -31,6 +25,7 @@ def group_reliability(
             {
                 "group": pairs[grouping].astype("string"),
                 "suspect": pairs["suggested"].eq("swap"),
+                "contradicted": 1 - pairs["p"],
                 "known": pairs["flipped"].astype("Float64"),
             }
         )
@@ -43,43 +38,19 @@ def group_reliability(
             pairs=("suspect", "size"),
             suspected=("suspect", "sum"),
             suspected_share=("suspect", "mean"),
+            contradicted=("contradicted", "mean"),
             flipped=("known", "mean"),
             **learned,
         ).reset_index()
-        fitted = _fitted(numbers.ngroup().to_numpy(), u, pairs["prompt"].to_numpy(), rate, resamples)
-        for place, (name, values) in enumerate(zip(("expected", "low", "high"), fitted, strict=True)):
-            table.insert(4 + place, name, values)
+        errors = np.full(len(table), np.nan)
+        for place, rows in enumerate(numbers.indices.values()):
+            if len(rows) >= LEAST:
+                values, prompts = frame["contradicted"].to_numpy()[rows], pairs["prompt"].to_numpy()[rows]
+                errors[place] = clustered_standard_error(values, prompts)
+        table.insert(5, "low", (table["contradicted"] - 1.96 * errors).clip(lower=0))
+        table.insert(6, "high", (table["contradicted"] + 1.96 * errors).clip(upper=1))
         table.insert(0, "grouping", grouping)
         tables.append(
-            table.sort_values(["expected", "suspected_share", "pairs"], ascending=False, kind="stable")
+            table.sort_values(["contradicted", "suspected_share", "pairs"], ascending=False, kind="stable")
         )
     return pd.concat(tables, ignore_index=True)
-
-
-def _fitted(
-    groups: np.ndarray, u: np.ndarray, prompts: np.ndarray, rate: NoiseRate, resamples: int
-) -> np.ndarray:
-    """(3, G) eps, with the ends of its interval."""
-    sizes = np.bincount(groups)
-    found = np.full((3, len(sizes)), np.nan)
-    large = np.flatnonzero(sizes >= LEAST)
-    # The curve of a policy that has memorised its labels is not informative for groups.
-    contradicted = rate.known and rate.fit.refused
-    if not rate.separates or not rate.identified or contradicted or not len(large):
-        return found
-    # An eps for each small group would bias the common k.
-    kept = np.isin(groups, large)
-    counts = Counts(u[kept], _BINS, np.searchsorted(large, groups[kept]))
-
-    def fit(weights: np.ndarray, start: tuple[float, float]) -> tuple[np.ndarray, float]:
-        against, agreeing = counts.of(weights)
-        slopes = (0.0, STEEPEST)
-        if rate.known:
-            whole = against.sum(0, keepdims=True), agreeing.sum(0, keepdims=True)
-            slopes = (fit_curve(counts.size, *whole, start, rates=(rate.rate, rate.rate))[1],) * 2
-        return fit_curve(counts.size, against, agreeing, start, slopes=slopes)
-
-    found[0, large], slope = fit(np.ones(kept.sum()), (rate.rate, rate.slope * counts.unit))
-    drawn = [fit(weights, (rate.rate, slope))[0] for weights in resampled_prompts(prompts[kept], resamples)]
-    found[1:, large] = np.quantile(drawn, (0.025, 0.975), axis=0)
-    return found

@@ -18,18 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.special import expit
 
 from ..evaluation.answer_store import content_key
 from ..numerics import histogram
+from .asking import JUDGES, judges_cells
 from .decisions import Texts
 from .findings import Findings
-from .flip_curve import share_against
 from .group_reliability import LEAST
-from .noise_rate import Judged
 from .scorers import SCORES, VOTE
 from .suspect_traits import LEVEL
-from .votes import JUDGES, judges_cells
-from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
+from .words import findings_in_words, known_in_words, rules_in_words, share_of, traits_in_words, verdict
 
 GROUPS = 100
 """Most groups in a table."""
@@ -39,13 +38,11 @@ FOLD = 600
 """Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
-    "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
-    "pre_update_u": "Implicit reward margin $u$ before the first update on the pair (nats)",
     "combined_u": "Log-odds of the label by score and decisions (nats)",
     "judged_u": "Log-odds of the label by score and judges (nats)",
+    "u": "Implicit reward margin $u$ (nats)",
     "probe_u": "Log-odds of the label by a linear probe (nats)",
-    "unpulled_u": "Implicit reward margin $u$ without self-influence (nats)",
 }
 
 # Control characters, and marks that change the direction of text.
@@ -61,10 +58,12 @@ def html_report(
     notes: Iterable[str],
     traits: pd.DataFrame,
     sample: Sequence[str] = (),
+    judges: pd.DataFrame | None = None,
 ) -> str:
     """Return the page, on which a person can review each listed pair.
 
-    ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order.
+    ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order, ``judges``
+    is ``judges_table``.
     """
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
@@ -90,19 +89,18 @@ def html_report(
     ).from_string(_part("report.jinja"))
     return page.render(
         run=run,
-        verdict=verdict(findings),
-        noise_rate=rate_in_words(findings.rate),
+        verdict=" ".join(filter(None, (verdict(findings), known_in_words(findings)))),
         notes=notes,
         figures={
             "Distribution of the score with the threshold": _png(_distribution(findings)),
-            "Labels that disagree with the scorer by |u|, with the fit": _png(_against(findings)),
+            "Labels that agree with the scorer by |u|, with the fit": _png(_agreeing(findings)),
         },
         threshold=findings_in_words(findings),
         doubted=doubted,
-        rules=rules_in_words(traits, findings.rate),
+        rules=rules_in_words(traits, findings.agreement),
         traits=traits_in_words(traits, findings.groups, doubted),
         traits_table=_traits_table(traits),
-        judges=_judges_table(findings.rate.judged),
+        judges=_judges_table(judges),
         methods=_methods_table(findings.methods, bool(known)),
         groups={
             name: groups_table(groups, bool(known))
@@ -110,33 +108,15 @@ def html_report(
             if groups["group"].notna().any()
         },
         sample=drawn,
-        identified=findings.rate.identified,
+        usable=findings.agreement.usable,
         suspected=suspected,
         fold=FOLD,
         style=Markup(_part("report.css")),
         # Only this script runs, whatever a row contains.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
-        labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
+        labels=content_key(sorted(zip(pairs["id"], pairs["observed"], pairs["texts"], strict=True))),
         script=Markup(script),
     )
-
-
-def verdict(findings: Findings) -> str:
-    """Return the audit's result in two plain sentences: the noise rate, and which pairs to look at."""
-    pairs, rate, suspected = findings.pairs, findings.rate, findings.suspected
-    if not rate.identified:
-        return (
-            f"The noise rate of these {len(pairs):,} labels cannot be estimated from the scores, so there "
-            "are no suspected label errors. The pairs are ranked: read from the top."
-        )
-    how = "Assumed" if rate.assumed else "Given" if rate.known else "Estimated"
-    between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
-    said = f"{how} noise rate: {rate.rate:.1%}{between}. {suspected:,} of {len(pairs):,} labels are "
-    said += "suspected errors, the most suspected first."
-    if known := int(pairs["flipped"].notna().sum()):
-        wrong = int(pairs["flipped"].sum())
-        said += f" (Known to be wrong: {wrong:,} of {known:,}, {wrong / known:.1%}.)"
-    return said
 
 
 def visible_text(text: str) -> str:
@@ -156,8 +136,8 @@ def _facts(row: Any, place: str, *more: str) -> str:
 
 def _suspect_facts(row: Any, columns: Sequence[str]) -> str:
     facts = []
-    if not pd.isna(row.p_wrong):
-        facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {row.suggested}"]
+    if not pd.isna(row.p):
+        facts += [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")
@@ -175,8 +155,8 @@ def _verdict(row: Any) -> str:
 def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]:
     """A pair; the facts of a randomly sampled one do not reveal its label's score."""
     # ASCII JSON keeps every id intact.
-    named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
-    return {"named": named, "facts": facts, "texts": texts}
+    known = {"id": row.id, "observed": row.observed, "sample": sample, "texts": row.texts}
+    return {"named": json.dumps(known), "facts": facts, "texts": texts}
 
 
 class _Table(NamedTuple):
@@ -186,21 +166,23 @@ class _Table(NamedTuple):
 
 
 def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
-    heading = ["score", "suspected", "noise rate"]
+    heading = ["score", "suspected", "expected to be contradicted"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
     row: Any  # its fields are the columns
     for row in methods.itertuples():
-        expected = _number(row.expected, "{:.1%}")
-        if not pd.isna(row.expected_stderr):
-            expected += f" ± {row.expected_stderr:.1%}"
         values = (row.precision, row.recall, row.auroc, row.average_precision) if known else ()
-        rows.append([row.method, f"{row.suspected:,}", expected, *(_number(v, "{:.3f}") for v in values)])
-    notes, names = [], methods["method"].tolist()
-    if "loss" in names:  # a probe without a policy has no loss
-        alone = names[0] == "u"
-        others = "The loss has" if alone else "Loss and u have"
-        notes.append(f"{others} no threshold; as many labels as by the first score are suspected.")
+        rows.append(
+            [
+                row.method,
+                f"{row.suspected:,}",
+                _number(row.contradicted, "{:.0%}"),
+                *(_number(v, "{:.3f}") for v in values),
+            ]
+        )
+    notes = []
+    if "loss" in methods["method"].tolist():  # a probe without a policy has no loss
+        notes.append("Loss, weight and u below it have no threshold: as many labels as by the first score.")
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if known:
@@ -208,17 +190,17 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
     return _Table(heading, rows, notes)
 
 
-def _judges_table(judged: Judged | None) -> _Table | None:
-    if judged is None:
+def _judges_table(judges: pd.DataFrame | None) -> _Table | None:
+    if judges is None:
         return None
     note = "Reliability is the probability that a verdict names the better response."
-    return _Table(JUDGES, judges_cells(judged.table), [note])
+    return _Table(JUDGES, judges_cells(judges), [note])
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     """Return the table of one grouping of ``group_reliability``."""
     learned = "learned" in groups
-    heading = [groups["grouping"].iloc[0], "pairs", "suspected", "in percent", "noise rate"]
+    heading = [groups["grouping"].iloc[0], "pairs", "suspected", "in percent", "contradicted"]
     heading += ["95% interval", *(["learned in the run"] if learned else [])]
     heading += ["known to be wrong"] if known else []
     rows = []
@@ -229,19 +211,19 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
             f"{row.pairs:,}",
             f"{row.suspected:,}",
             f"{row.suspected_share:.1%}",
-            _number(row.expected, "{:.1%}"),
+            _number(row.contradicted, "{:.1%}"),
             "–" if pd.isna(row.low) else f"{row.low:.1%} to {row.high:.1%}",
         ]
         cells += [_number(row.learned, "{:.1%}")] if learned else []
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
     notes = [
-        "Each group's noise rate is fitted with a common slope. It is missing for groups of fewer than "
-        f"{LEAST} pairs, for uninformative scores, and if the labels contradict a given or assumed rate."
+        "Contradicted: expected fraction of the labels that another annotator would contradict, the mean of "
+        f"1 - p. Groups of fewer than {LEAST} pairs have no interval."
     ]
     if learned:
         notes.append(
             "Learned in the run: 1 - reliability, the moving average of the run's objective. It takes "
-            "sigmoid(u) for the probability that a label is right, and does not correct for self-influence."
+            "sigmoid(u) for the probability that a label is right."
         )
     if (more := len(groups) - GROUPS) > 0:
         notes.append(f"{more:,} more groups are in the file of groups.")
@@ -310,15 +292,13 @@ def _distribution(findings: Findings) -> Figure:
     return figure
 
 
-def _against(findings: Findings) -> Figure:
-    """Labels that disagree with the policy by abs(u), with the fitted curve and the noise rate."""
-    rate = findings.rate
+def _agreeing(findings: Findings) -> Figure:
+    """Labels that agree with the scorer by its certainty, with the fitted curve."""
+    tenths = findings.agreement.tenths
     figure, axis = _figure()
-    tenths = rate.tenths
-    size = np.linspace(0, tenths["size"].max() * 1.05, 200)
     axis.errorbar(
         tenths["size"],
-        100 * tenths["against"],
+        100 * tenths["agreeing"],
         100 * tenths["stderr"].fillna(0),
         fmt="o",
         label="tenths of the pairs, ± 1 standard error",
@@ -327,15 +307,13 @@ def _against(findings: Findings) -> Figure:
         capsize=2.5,
         markersize=5,
     )
-    fitted = share_against(rate.rate, rate.slope, size)
-    axis.plot(size, 100 * fitted, color=DARK, linewidth=1.4, label="fit")
-    if rate.identified:
-        axis.axhline(100 * rate.rate, color=WRONG, linestyle="--", linewidth=1.4, label="noise rate")
-        axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
-    axis.set(xlabel="$|u|$ (nats)", ylabel="Labels that disagree (%)", xlim=(0, size[-1]))
-    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
+    size = np.linspace(0, tenths["size"].max() * 1.05 or 1.0, 200)
+    rate = findings.agreement.rate
+    axis.plot(size, 100 * (rate + (1 - 2 * rate) * expit(size)), color=DARK, linewidth=1.4, label="fit")
+    axis.set(xlabel="Certainty of the score, $|k u|$ (nats)", ylabel="Labels that agree (%)")
+    axis.set(xlim=(0, size[-1]), ylim=(40, 101))
     axis.xaxis.set_major_locator(MaxNLocator(6))
-    axis.legend(frameon=False, loc="upper right")
+    axis.legend(frameon=False, loc="lower right")
     axis.grid(alpha=0.3)
     return figure
 

@@ -3,13 +3,12 @@
 import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge, check_distinct
-from ..files import check_writable
+from ..files import check_writable, local_path
 from ..numerics import AskedDtype
 from ..runs.model_card import public
 from .decisions import Decisions, read_decisions
@@ -31,11 +30,10 @@ class AuditOptions:
     Args:
         scorer: score of each label. "probe": a linear reward on the base model's hidden states, fitted to the
             labels of other prompts. "policy": implicit reward margin u of the policy against its reference.
-            "vnet": weight of the run. "pre_update": u before the first update on the pair, from
-            WeightRecorder's files. "dpo": u of two DPO policies, each trained on half of the prompts and
-            scoring the other half. "judge": the default scorer with votes of ``judges``, which also join any
-            other scorer. Default: probe for a base model, policy for an adapter; for a run
-            whichever agrees with more labels that it has not seen, the probe or the run (vnet, else policy).
+            "dpo": u of two DPO policies, each trained on half of the prompts and scoring the other half.
+            "judge": the default scorer with verdicts of ``judges``, which also join any other scorer.
+            Default: probe for a base model, policy for an adapter; for a run whichever of the two agrees with
+            more labels that it has not seen.
         output: folder of the results; default: ``audit`` inside the run's folder, or here for a model.
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
         reference: model that the training of a model or adapter started from; default: the adapter's base.
@@ -47,24 +45,19 @@ class AuditOptions:
         dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
         micro_batch_size: pairs per forward pass with gradients; default: as in training.
         top: number of pairs in the report.
-        threshold: labels with P(wrong) above it are suspected errors.
-        noise_rate: known value, for example from a reviewed sample; default: estimated, which fails if
-            the policy has learned too little.
-        fallback_noise_rate: value to assume if the estimate fails or would be too low because the policy has
-            memorised its labels. It is lowered to the upper bound from the pairs with the largest absolute u,
-            and to the interval's upper end with judges; uninformative scores do not use it, unlike
-            ``noise_rate``.
+        threshold: labels with p, the probability that another annotator agrees, below it are suspected.
+        noise_rate: known rate of random flips, if the errors are such; p is then the probability that the
+            label is right.
         cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
             Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
         action: "drop" suspected label errors from the cleaned file, or "swap" their responses. Default:
             drop, or with ``decisions`` only what was decided.
         sample: number of random pairs at the top of the report, without the audit's results; decisions on
-            them estimate the noise rate.
+            them estimate the fraction of wrong labels.
         decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
-            set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
-            where the estimate contradicts them.
+            set p to 1 or 0 and change ``cleaned``; from 30 on they also improve the score.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.
-        judges: judges whose votes on some pairs are combined with the score, such as EndpointJudge. Their
+        judges: judges whose verdicts on some pairs are combined with the score, such as EndpointJudge. Their
             reliabilities are estimated.
         judged_pairs: pairs to judge: those whose labels are most uncertain by the score, a quarter at random.
         prompt_price: price of a million prompt tokens of the judges, in any currency.
@@ -85,7 +78,6 @@ class AuditOptions:
     top: int = 50
     threshold: float = 0.5
     noise_rate: float | None = None
-    fallback_noise_rate: float | None = None
     cleaned: str | None = None
     action: Action | None = None
     sample: int = 0
@@ -99,7 +91,7 @@ class AuditOptions:
     def __post_init__(self) -> None:
         check_at_least(0, top=self.top, sample=self.sample)
         check_within("(0, 1)", threshold=self.threshold)
-        check_within("(0, 0.5)", noise_rate=self.noise_rate, fallback_noise_rate=self.fallback_noise_rate)
+        check_within("(0, 0.5)", noise_rate=self.noise_rate)
         check_within("(0, inf)", " (DPO's is usually 0.1)", beta=self.beta)
         check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
         self._check_judges()
@@ -125,11 +117,11 @@ class AuditOptions:
 
     def _check_places(self) -> None:
         if self.output is not None:
-            check_writable("output", self.output, Path(self.output))
-        taken = {} if self.decisions is None else {Path(self.decisions).expanduser().resolve(): "decisions"}
+            check_writable("output", self.output, local_path(self.output))
+        taken = {} if self.decisions is None else {local_path(self.decisions).resolve(): "decisions"}
         for name in ("cleaned", "label_studio"):
             if (file := getattr(self, name)) is not None:
-                path = Path(file).expanduser()
+                path = local_path(file)
                 check_writable(name, file, path.parent)
                 if clash := taken.get(path.resolve()):
                     raise UserError(f"{name} is {file}, which is the file of {clash}; name another file.")

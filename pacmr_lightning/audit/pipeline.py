@@ -1,8 +1,9 @@
-"""The whole audit: scores, noise rate, findings and files."""
+"""The whole audit: scores, p, findings and files."""
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,26 @@ import pandas as pd
 from ..datamodules import Source, pairs_of
 from ..datamodules.row_values import readable_texts
 from ..errors import UserError
-from ..files import check_writable, content_digest, write_frame, write_json, write_text
+from ..files import check_writable, content_digest, expanded, local_path, write_frame, write_json, write_text
 from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
-from .asking import ANSWERS, ask_judges, pairs_to_judge
+from .agreement import agreement
+from .asking import ANSWERS, ask_judges, judges_table, pairs_to_judge
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
-from .decisions import Texts, random_sample, tasks
+from .decisions import Decisions, Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
-from .noise_rate import decide, estimate_noise_rate
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
-from .scorers import BASIS, NAMES, VOTE, Scorer
+from .scorers import NAMES, SCORES, VOTE, Scorer
 from .suspect_traits import label_rules, suspect_traits
-from .votes import Evidence
-from .words import rate_in_words
+from .words import verdict
 
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
-_DECISIVE = ("noise_rate", "threshold", "decisions", "judged_pairs")
+_DECISIVE = ("noise_rate", "threshold", "judged_pairs")
 """Options that the table depends on, besides the scorer."""
 
 
@@ -51,20 +51,35 @@ class AuditResult:
     cleaned: CleanedFile | None
     command: str
     """Command line of the audit, without local paths."""
+    texts: Callable[[str], Texts]
+    """Returns the texts of a pair by its id."""
+
+    @property
+    def suspected(self) -> pd.DataFrame:
+        """Suspected label errors, the most suspected first: ``id``, ``p`` and ``suggested``."""
+        found = self.table[self.table["suggested"] == "swap"]
+        return found[["id", "p", "suggested"]].reset_index(drop=True)
 
     @property
     def noise_rate(self) -> float | None:
-        """Estimated or given noise rate; None if not identified (see ``statement``)."""
-        return self.findings.rate.rate if self.findings.rate.identified else None
+        """Estimated or given rate of random flips; None if not identified (see ``statement``)."""
+        found = self.findings.agreement
+        return found.rate if found.identified else None
 
     @property
     def statement(self) -> str:
-        """The noise rate with its uncertainty, or why there is none."""
-        return f"Noise rate: {rate_in_words(self.findings.rate)}."
+        """How many labels another annotator would contradict, or that they cannot be predicted."""
+        return verdict(self.findings)
+
+    def with_texts(self) -> pd.DataFrame:
+        """Return ``suspected`` with the texts ``prompt``, ``chosen`` and ``rejected``, labels as trained."""
+        found = self.suspected
+        texts = [vars(self.texts(name)) for name in found["id"]]
+        return found.join(pd.DataFrame(texts, columns=["prompt", "chosen", "rejected"]))
 
     def _repr_html_(self) -> str:
         """Return the statement and the most suspected pairs, as a notebook shows them."""
-        shown = ["rank", "id", "observed", "suggested", "p_wrong", "u"]
+        shown = ["rank", "id", "observed", "suggested", "p", "u"]
         return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
 
     def push(self, repository: str, private: bool = False) -> None:
@@ -83,7 +98,18 @@ def audit(
 ) -> AuditResult:
     """Find suspected label errors among the training pairs of a finished run, or the pairs of a source.
 
-    Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md.
+    Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md. Here a quarter of the pairs
+    prefer "hollow" to "golden":
+
+    >>> found = audit("model", "pairs.jsonl")
+    Tokenizer and chat template: model
+    pairs.jsonl, audited: 240 of 240 pairs kept
+    >>> print(found.statement)  # doctest: +ELLIPSIS
+    A second annotator would probably contradict 60 of 240 labels. Of these suspected labels ...
+    >>> list(found.suspected)  # the columns of a DataFrame, the most suspected label first
+    ['id', 'p', 'suggested']
+    >>> found.with_texts().set_index("id").loc["44", ["chosen", "rejected"]].to_dict()
+    {'chosen': ' a hollow 4', 'rejected': ' a golden 2'}
 
     Args:
         run: folder of a finished preference run, labels as trained; with a source, folder or Hub id of a
@@ -95,7 +121,7 @@ def audit(
     Raises:
         UserError: options do not fit, or files are missing or do not fit.
     """
-    run = str(run)
+    run = str(expanded(run))
     options = AuditOptions() if options is None else options
     is_run = (Path(run) / CONFIG).is_file()
     if source is not None and is_run:
@@ -108,18 +134,16 @@ def audit(
         raise UserError(f"There is no folder {run} of a run; {hint}")
     if isinstance(source, (str, Path)):
         source = pairs_of(source)
-    folder = Path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
+    folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     command = options.command(run, source)
     answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
     result = conclude(scored, run, folder, options, command, answers)
-    rate = result.findings.rate
     record: dict[str, Any] = {
         "scorer": result.findings.scorer,
         "alone": scored.scorer,
-        "noise_rate": result.noise_rate,
-        "assumed": rate.assumed,
+        "predicted": result.findings.agreement.usable,
     }
     record["options"] = _decisive(options)
     record["checkpoint"] = _digest(run, options)
@@ -130,8 +154,8 @@ def audit(
 def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     """Copy the files of an audit in a run's folder to ``options.output``, and return its record.
 
-    None where there is no such audit of this checkpoint with these options, or its noise rate is unknown. An
-    audit's choice of scorer is kept where ``options`` name none.
+    None where there is no such audit of this checkpoint with these options. An audit's choice of scorer is
+    kept where ``options`` name none.
     """
     try:
         record: dict[str, Any] = json.loads((Path(run) / AUDIT / RECORD).read_text(encoding="utf-8"))
@@ -139,10 +163,9 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
         return None
     same = record.get("options") == _decisive(options)
     of_scorer = options.score in (None, record["alone"])
-    known = record["noise_rate"] is not None and not record["assumed"]
-    if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
+    if not (same and of_scorer and record["checkpoint"] == _digest(run, options)):
         return None
-    folder = Path(str(options.output))
+    folder = local_path(str(options.output))
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*TABLES, "report.html", RECORD, *(("judges.csv",) if options.judges else ())):
         shutil.copyfile(Path(run) / AUDIT / name, folder / name)
@@ -151,6 +174,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
 
 def _decisive(options: AuditOptions) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in _DECISIVE}
+    found["decisions"] = None if options.decided is None else options.decided.content
     return found | {"judges": [judge.settings for judge in options.judges or ()]}
 
 
@@ -167,37 +191,44 @@ def conclude(
     command: str = "",
     answers: Path | None = None,
 ) -> AuditResult:
-    """Determine the noise rate, find suspected label errors and write an audit's files.
+    """Determine p, find suspected label errors and write an audit's files.
 
     The answers of judges are kept in the file ``answers``; default: in the folder.
     """
     pairs, decided = scored.pairs, options.decided
-    truth = np.zeros(len(pairs), dtype=int)
-    if decided is not None:
-        truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
-    scorer = alone = scored.scorer if decided is None else _combine(scored, truth)
-    evidence, asking = _evidence(scored, alone, truth, options, answers or folder / ANSWERS)
-    with waiting("Estimating the noise rate"):
-        decision = decide(
-            pairs,
-            scorer,
-            options.noise_rate,
-            options.fallback_noise_rate,
-            scored.memorised,
-            None if decided is None else decided.estimate,
-            evidence,
-        )
-        if decision.rate.judged is not None:
-            pairs, scorer = pairs.assign(judged_u=decision.rate.judged.log_odds), "judge"
-        findings = find(pairs, scorer, decision.rate, options.threshold, scored.varies, alone)
-    notes = scored.notes + asking + decision.notes
+    scorer = alone = scored.scorer if decided is None else _combine(scored, decided)
+    u, prompts = pairs[SCORES[alone]].to_numpy(), pairs["prompt"].to_numpy()
+    votes, asking = scored.votes, list[str]()
+    with waiting("Estimating how many annotators would agree"):
+        if options.judges:
+            p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
+            asking = _ask(scored, p, options, answers or folder / ANSWERS)
+            verdicts = pairs.filter(regex=f"^{VOTE}").fillna(0).to_numpy(dtype=float)
+            votes, scorer = replace(votes, verdicts=verdicts), "judge"
+        found = agreement(u, prompts, votes, options.noise_rate)
+        if options.judges:
+            pairs["judged_u"] = found.margin
+        findings = find(pairs, scorer, found, votes, options.threshold, alone)
+    read = "" if decided is None else decided.estimate.sentence()
+    notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
     responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
     with waiting("Comparing suspected with other pairs"):
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
-    columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
-    columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "pre_update_u", "probe_u"]
-    columns += [*VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns]
+    columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
+    columns += [
+        "votes_for",
+        "votes_against",
+        "weight",
+        "u",
+        "delta",
+        "a",
+        "b",
+        "loss",
+        "flipped",
+        "cross_fit_u",
+    ]
+    columns += ["probe_u", *VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns, "texts"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
@@ -206,43 +237,48 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits.assign(rule=label_rules(traits, findings.rate)),
+        "suspect_traits": traits.assign(rule=label_rules(traits, found)),
     }
     for name in ("sample", "judges"):
         (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier audit
-    if decision.rate.judged is not None:
-        tables["judges"] = decision.rate.judged.table
-    if decision.sample is not None:
-        tables["sample"] = decision.sample
+    if options.judges:
+        tables["judges"] = judges_table([judge.name for judge in options.judges], pairs, found)
+    if read and decided is not None:
+        tables["sample"] = decided.estimate.table()
     with waiting("Writing the report"):
-        page = html_report(findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
+        page = html_report(
+            findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn, tables.get("judges")
+        )
     files = _write(folder, tables, page)
     if options.label_studio is not None:
         observed = table.set_index("id")["observed"]
-        found = tasks(
-            (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
+        keys = table.set_index("id")["texts"]
+        made = tasks(
+            (pair, str(observed[pair]), i < len(drawn), keys[pair], texts[pair])
+            for i, pair in enumerate(listed)
         )
-        files["label_studio"] = Path(options.label_studio).expanduser()
-        write_text(files["label_studio"], json.dumps(found, indent=1))
+        files["label_studio"] = local_path(options.label_studio)
+        write_text(files["label_studio"], json.dumps(made, indent=1))
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
         cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
         files["cleaned"] = cleaned.path
-    return AuditResult(table, findings, traits, notes, files, cleaned, command)
+    return AuditResult(table, findings, traits, notes, files, cleaned, command, texts.__getitem__)
 
 
-def _combine(scored: ScoredPairs, truth: np.ndarray) -> Scorer:
+def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
     """Return "combined" with its column if there are ``ENOUGH`` decisions, else the scorer as it is."""
     pairs, name = scored.pairs, NAMES[scored.scorer]
+    truth = pairs["id"].map(decided.words).map({"keep": 1, "swap": -1}).fillna(0).to_numpy(dtype=int)
     if (number := np.count_nonzero(truth)) < ENOUGH:
         scored.notes.append(
             f"{number} labels are decided as right or wrong; from {ENOUGH} on they also improve the score."
         )
         return scored.scorer
     others = pairs[list(VIEWS)].to_numpy()
-    pairs["combined_u"], w = combined_score(pairs[BASIS[scored.scorer]].to_numpy(), others, truth)
+    pairs["combined_u"], w = combined_score(pairs[SCORES[scored.scorer]].to_numpy(), others, truth)
     scored.notes.append(
         f"The score is learned from {number} decisions: {w[0]:.2f} x {name} {w[1]:+.2f} x difference of "
         f"reference log-probabilities {w[2]:+.2f} x length difference, each over its root mean square."
@@ -250,25 +286,15 @@ def _combine(scored: ScoredPairs, truth: np.ndarray) -> Scorer:
     return "combined"
 
 
-def _evidence(
-    scored: ScoredPairs, alone: Scorer, truth: np.ndarray, options: AuditOptions, answers: Path
-) -> tuple[Evidence | None, list[str]]:
-    """Votes and decisions on the pairs, None without any, and notes; adds a column per judge."""
-    pairs, judges = scored.pairs, options.judges or []
-    if not judges and not truth.any():
-        return None, []
-    asked = np.zeros(len(pairs), dtype=bool)
-    votes, notes = np.zeros((len(pairs), 0), dtype=int), list[str]()
-    if judges:
-        with waiting("Choosing the pairs to judge"):
-            u, prompts = (pairs[name].to_numpy() for name in (BASIS[alone], "prompt"))
-            rate = estimate_noise_rate(u, prompts, options.noise_rate, resamples=0)  # no interval is needed
-        places = pairs_to_judge(rate, u, options.judged_pairs)
-        votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
-        asked[places] = True
-        for j in range(len(judges)):
-            pairs[f"{VOTE}{j + 1}"] = pd.Series(votes[:, j], pairs.index, dtype="Int64").where(asked)
-    return Evidence([judge.name for judge in judges], votes, asked, truth), notes
+def _ask(scored: ScoredPairs, p: np.ndarray, options: AuditOptions, answers: Path) -> list[str]:
+    """Add a column of verdicts for each judge, NA for pairs it was not asked about, and return notes."""
+    pairs = scored.pairs
+    places = pairs_to_judge(p, options.judged_pairs)
+    votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
+    asked = np.isin(np.arange(len(pairs)), places)
+    for j in range(votes.shape[1]):
+        pairs[f"{VOTE}{j + 1}"] = pd.Series(votes[:, j], pairs.index, dtype="Int64").where(asked)
+    return notes
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:

@@ -49,7 +49,11 @@
       // A pair of this page's sample counts there, also where it was decided on as a suspect before: a sample
       // without these would hold too few wrong labels.
       const sample = row.sample === true || pair?.sample === true;
-      found.set(row.id, { id: row.id, decision: row.decision, observed, sample });
+      const texts = row.texts ?? pair?.texts;
+      if (pair && texts !== pair.texts) {
+        throw new Error(`line ${i + 1} decides on a pair that had other texts there`);
+      }
+      found.set(row.id, { id: row.id, decision: row.decision, observed, sample, texts });
     });
     return found;
   }
@@ -157,10 +161,10 @@
   }
 
   function decide(i, word) {
-    const { id, observed, sample } = pairs[i];
+    const { id, observed, sample, texts } = pairs[i];
     const before = decided.get(id);
     if (before?.decision === word) decided.delete(id); // the same once more takes it back
-    else decided.set(id, { id, decision: word, observed, sample: sample || before?.sample === true });
+    else decided.set(id, { id, decision: word, observed, sample: sample || before?.sample === true, texts });
     keep();
     return decided.has(id);
   }

@@ -14,20 +14,23 @@ from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
 from ..datamodules.tokenized_source import tokenized_source
 from ..errors import UserError
-from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
 from ..runs.folder import AUDIT, read_weights, weight_parts
 from ..waiting import waiting
-from ..weighting import AuditedWeights, DropFlipped, OracleWeights
+from .agreement import Votes
 from .combination import views
 from .cross_fit import FOLDER, CrossFit
 from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
 from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
-from .own_pull import own_pull
 from .scorers import NAMES, Scorer
+
+SEEN = (
+    "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
+    "them, p is too high; --scorer probe and dpo score labels that they have not seen."
+)
 
 
 @dataclass
@@ -35,18 +38,22 @@ class ScoredPairs:
     """N training pairs with their scores by a scorer, and by others that were computed."""
 
     pairs: pd.DataFrame
-    """``last_pass``, ``cross_fit_u``, ``unpulled_u`` (without self-influence), and perhaps other scores."""
+    """``last_pass``, ``cross_fit_u``, and perhaps ``probe_u``."""
     scorer: Scorer
     rows: Dataset
     source: Any
     """A ``datamodules.Source``."""
-    varies: bool = False
-    """True if the weights rank labels."""
-    memorised: bool = False
-    """True if the scorer has memorised labels to an unknown extent, so that the noise rate is too low."""
     noise_flips: dict[str, bool] | None = None
     """True for labels that the run's injected noise has flipped, by id."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def votes(self) -> Votes:
+        """Votes of annotators on the pairs: the label, unless the data have counts."""
+        if "votes_for" not in self.pairs:
+            return Votes.single(len(self.pairs))
+        right, wrong = (self.pairs[f"votes_{side}"].to_numpy(float) for side in ("for", "against"))
+        return Votes(right, wrong, np.zeros((len(right), 0)))
 
 
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
@@ -55,12 +62,12 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     scorer: Scorer | None = options.score
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
-    visits = read_weights(run) if choose or scorer == "pre_update" else None
+    visits = read_weights(run) if choose else None
     module, data, updates = load_run(found, as_trained=True)
     module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
     with waiting("Reading the run's pairs"):
         data.setup("fit")
-    _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
+    notes = _check_pairs(options, data.source, data.train_pairs)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
     pairs = pairs.join(views(data.train_pairs.rows, data.train_pairs.reference, data.train_pairs.swapped))
@@ -69,35 +76,24 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
         pairs["annotator"] = pairs["id"].map(who)
     if isinstance(module.objective, AnnotatorRPOEM):
         pairs["learned_rate"] = [module.objective.rate_of((who or {}).get(name)) for name in pairs["id"]]
-    varies = _varies(module, pairs)
-    if scorer == "vnet" and not varies:
-        raise UserError(
-            f"scorer is vnet, but the weights of {type(module.weighting).__name__} are not learned from the "
-            "labels; use --scorer policy."
-        )
-    if visits is not None:
-        # A pair without a visit was never trained on, so its present u is a pre-update score.
-        first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
-        pairs["pre_update_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
-    notes = _notes(found.noise, data)
+    notes += _notes(found.noise, data)
     if scorer is None:
-        scorer = "vnet" if varies else "policy"
-        if "probe_u" in pairs:
-            scorer, why = _probe_or(scorer, pairs)
+        scorer = "policy"
+        if "probe_u" in pairs and visits is not None:
+            scorer, why = _probe_or_policy(pairs, visits)
             notes.append(why)
-    unit = None if scorer in ("pre_update", "probe") else own_pull(module, data, found, updates)
-    pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
+    if scorer == "policy":
+        notes.append(SEEN)
     beta = module.objective.beta
     del module  # frees memory for the other policies
     cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
-    memorised = scorer in ("vnet", "policy") and unit is None
     rows = data.source.load("train")
-    return ScoredPairs(pairs, scorer, rows, data.source, varies, memorised, data.noise_flips, notes)
+    return ScoredPairs(pairs, scorer, rows, data.source, data.noise_flips, notes)
 
 
 def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
@@ -116,7 +112,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         length = MAX_LENGTH if options.max_length is None else options.max_length
         data = tokenized_source(source, names, length)
     tokens = data.rows
-    _check_pairs(options, source, tokens["id"][:], data.swapped)
+    notes = _check_pairs(options, source, data)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     first = data.batch([0])
     if reference is None:
@@ -140,6 +136,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             "id": tokens["id"][:],
             "prompt": prompts,
             "category": tokens["category"][:],
+            "texts": tokens["texts"][:],
             "observed": "chosen",
             "weight": 1.0,
             "u": u,
@@ -149,7 +146,6 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             "cross_fit_u": np.nan,
             "loss": -log_expit(u),
             "flipped": pd.array(known == 1, dtype="boolean"),
-            "unpulled_u": u,
             "probe_u": u if scorer == "probe" else np.nan,
         }
     )
@@ -158,7 +154,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         pairs = pairs.join(views(tokens, base, np.array(data.swapped)))
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
-    return ScoredPairs(pairs, scorer, source.load_all(), source, memorised=scorer == "policy", notes=[note])
+    notes = [note, *([SEEN] if scorer == "policy" else []), *notes]
+    return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
 
 
 def base_of(policy: str) -> str:
@@ -179,30 +176,35 @@ def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
     return model
 
 
-def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: list[bool]) -> None:
-    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written."""
+def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
+    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written.
+
+    Returns notes on the decisions.
+    """
+    ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
-    if options.decided is not None:
-        options.decided.check(ids, swapped)
     if options.cleaned is not None:
         source.check_output(options.cleaned)
+    if options.decided is None:
+        return []
+    return options.decided.check(ids, pairs.swapped, pairs.rows["texts"][:])
 
 
-def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
-    """Return the probe if it agrees with more unseen labels than the policy, else ``own``; and the reason."""
-    probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "pre_update_u"))
-    judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
-    return judge, (
-        f"Scorer: {NAMES[judge]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "
+def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame) -> tuple[Scorer, str]:
+    """Return the scorer that agrees with more unseen labels, and the reason.
+
+    A policy has not seen a label before its first update on the pair; its u then is in ``visits``.
+    """
+    first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"]).astype(float)
+    # A pair without a visit was never trained on.
+    unseen = first.fillna(pairs.set_index("id")["u"]).to_numpy()
+    probe, policy = map(signed_rank_agreement, (pairs["probe_u"].to_numpy(), unseen))
+    scorer: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else "policy"
+    return scorer, (
+        f"Scorer: {NAMES[scorer]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "
         f"first update on each pair {policy:.0%} (signed ranks; 50% by chance)."
     )
-
-
-def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
-    """Return whether the weights rank labels by what the run has learned."""
-    none = (AuditedWeights, DropFlipped, OracleWeights)
-    return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
 
 
 def _notes(noise: str, data: PreferenceData) -> list[str]:

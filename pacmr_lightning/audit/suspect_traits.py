@@ -12,8 +12,8 @@ from scipy import sparse
 from scipy.stats import false_discovery_control, norm, t
 from sklearn.feature_extraction.text import CountVectorizer
 
+from .agreement import Agreement
 from .group_reliability import GROUPINGS
-from .noise_rate import NoiseRate
 
 LEVEL = 0.05
 """False discovery rate of the traits that are reported."""
@@ -62,14 +62,14 @@ def suspect_traits(
     )
 
 
-def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
+def label_rules(traits: pd.DataFrame, found: Agreement) -> pd.Series:
     """Return a mask of the traits that most labels follow.
 
     With independent label errors at most 1 - eps of the labels follow a trait; a given eps may be too high on
     purpose, so it is not used.
     """
-    estimated = rate.identified and not rate.known
-    bound = min(FOLLOWED, 1 - rate.low) if estimated else FOLLOWED
+    estimated = found.identified and not found.known
+    bound = min(FOLLOWED, 1 - found.low) if estimated else FOLLOWED
     return traits["kind"].isin(["length", "word"]) & (at_least(traits) > bound)
 
 
@@ -101,16 +101,17 @@ def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
 
 def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
     for grouping in (name for name in GROUPINGS if name in pairs):
-        values = pairs[grouping].astype("string")
-        sizes = values.value_counts()
-        known = _column(values.notna().to_numpy())
-        names = sizes.index[(sizes >= LEAST) & (sizes < sizes.sum())]
+        # Pairs without a group have the place -1.
+        place, names = pd.factorize(pairs[grouping].astype("string"))
+        known = _column(place >= 0)
+        sizes = np.bincount(place[place >= 0], minlength=len(names))
+        tested = np.flatnonzero((sizes >= LEAST) & (sizes < sizes.sum()))
         # Groups apply to all pairs, so a matrix of all groups would be dense.
-        for start in range(0, len(names), _BLOCK):
-            block = list(names[start : start + _BLOCK])
-            has = values.to_numpy()[:, None] == np.array(block, dtype=object)
+        for start in range(0, len(tested), _BLOCK):
+            block = tested[start : start + _BLOCK]
             decides = sparse.hstack([known] * len(block), "csr")
-            yield grouping, block, decides, sparse.csr_matrix(has, dtype=int)
+            has = sparse.csr_matrix(place[:, None] == block, dtype=int)
+            yield grouping, list(names[block]), decides, has
 
 
 def _column(values: np.ndarray) -> sparse.csr_matrix:

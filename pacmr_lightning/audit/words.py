@@ -1,39 +1,29 @@
-"""Sentences of an audit: noise rate, limits, shortcuts, and traits of suspected label errors."""
+"""Sentences of an audit: its result, how p was estimated, shortcuts, and traits of suspected labels."""
 
 from collections.abc import Hashable
-from math import isnan
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from .agreement import SCORE_VOTES, Agreement
 from .findings import Findings
 from .group_reliability import GROUPINGS
-from .noise_rate import NoiseRate
-from .scorers import NAMES, Scorer
+from .scorers import Scorer
 from .suspect_traits import LEVEL, at_least, label_rules
 
-_UNSEEN: dict[Scorer, str] = {
-    "dpo": "u comes from two DPO policies, each trained on half of the prompts and scoring the other half.",
-    "pre_update": "u is the pre-update score: that of the trained policy before its first update on the "
-    "pair. It is small for pairs that came early in training.",
+_SCORES: dict[Scorer, str] = {
     "probe": "u is the log-odds of the label under a linear probe on the base model's hidden states, fitted "
     "to the labels of other prompts.",
+    "policy": "u is the policy's implicit reward margin.",
+    "dpo": "u comes from two DPO policies, each trained on half of the prompts and scoring the other half.",
+    "combined": "u is a sum of the score and of the differences of lengths and of log-probabilities under "
+    "the reference, weighted by the decisions by hand (a logistic regression).",
 }
-_COMBINED = (
-    "u is a sum of the score and of the differences of lengths and of log-probabilities under the reference, "
-    "weighted by the decisions by hand (logistic regression with a prior around the score alone)."
-)
-COIN_FLIPS = (
-    "Without the given noise rate, random labels would fit these scores as well, so P(wrong) may carry no "
-    "information."
-)
 _JUDGED = (
-    "A verdict for the label adds logit(reliability) of its judge to k u, one against it subtracts it; noise "
-    "rate, k and reliabilities are fitted together (Dawid and Skene, 1979). Judges that err with the "
-    "score, or with each other, get too high a reliability. From here on u is this sum, in nats."
+    "A verdict for the label adds logit(reliability) of its judge to k u, one against it subtracts it; eps, "
+    "k and reliabilities are fitted together (Dawid and Skene, 1979). Judges that err with the score, or "
+    "with each other, get too high a reliability."
 )
-_LEARNED = "u comes from a policy that was trained on these labels, wrong ones included"
 _PLACES = {
     "length": "whose responses differ in length",
     "word": "with the word “{trait}” in only one response",
@@ -50,125 +40,99 @@ _FOLLOWED = (
 )
 
 
-def rate_in_words(rate: NoiseRate) -> str:
-    """Return the noise rate with its uncertainty, or why it is not identified."""
-    if rate.identified and rate.known:
-        return f"{rate.rate:.1%}, {_source(rate)}"
-    if rate.identified:
-        return f"{rate.rate:.1%} ± {rate.stderr:.1%} (95% interval {rate.low:.1%} to {rate.high:.1%})"
-    if not rate.separates:
-        return "not identified (random labels would fit these scores as well)"
-    return (
-        f"not identified (a rate of 0 fits these scores as well; 95% of resamples give {rate.low:.1%} to "
-        f"{rate.high:.1%})"
-    )
-
-
-def fit_in_words(rate: NoiseRate) -> str:
-    """Return whether the labels fit the curve, and what a poor fit means."""
-    p = rate.fit.p
-    if isnan(p):
-        return "The fit of the curve cannot be tested with these labels."
-    chance = f"p = {p:.2f}" if p >= 0.01 else f"p = {p:.1g}" if p >= 1e-4 else "p < 0.0001"
-    if not rate.fit.refused:
+def verdict(findings: Findings) -> str:
+    """Return the audit's result in one or two sentences: how many labels would be contradicted."""
+    found, pairs, number = findings.agreement, findings.pairs, findings.suspected
+    if not found.usable:
         return (
-            f"The labels do not contradict the curve (score test over parts by |u|, {chance}). That does not "
-            "prove label errors that are independent of the pair: a shortcut of the labellers that the "
-            "policy has learned, or errors at near ties, can give the same curve."
+            f"These {len(pairs):,} labels cannot be predicted from the scores better than by a coin, so no "
+            "label is suspected."
         )
-    fitted, pairs = rate.tenths["fitted"], rate.tenths["pairs"]
-    # A part without any label against the policy has standard error 0, so use the fit's as well.
-    error = np.maximum(rate.tenths["stderr"].fillna(0), np.sqrt(fitted * (1 - fitted) / pairs))
-    worst = rate.tenths.iloc[int(((rate.tenths["against"] - fitted) / error).abs().fillna(0).argmax())]
-    said = (
-        f"The labels contradict the curve (score test over parts by |u|, {chance}), most at |u| of about "
-        f"{worst['size']:.2g}: {worst['against']:.1%} disagree with the scorer, the curve has "
-        f"{worst['fitted']:.1%}."
-    )
-    if rate.known and rate.tenths["against"].iloc[-1] < rate.rate:
-        return (
-            f"{said} Where |u| is large, fewer labels disagree than the given noise rate implies. The rate "
-            "is lower, or errors gather at near ties, or policy and labellers share a shortcut. P(wrong) is "
-            "too high."
+    share, low, high = findings.contradicted
+    if found.known:
+        said = f"{number:,} of {len(pairs):,} labels are probably wrong"
+        if number:
+            said += f"; {share:.0%} of these are expected to be ({low:.0%} to {high:.0%})"
+        return f"{said}, at a given rate of random flips of {found.rate:.1%}."
+    said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels."
+    if number:
+        said += (
+            f" Of these suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} "
+            f"to {high:.0%})."
         )
+    return said
+
+
+def known_in_words(findings: Findings) -> str:
+    """Return how many labels are known to be wrong; empty without any that are known."""
+    flipped = findings.pairs["flipped"]
+    if not (known := int(flipped.notna().sum())):
+        return ""
+    wrong = int(flipped.sum())
+    return f"Known to be wrong: {wrong:,} of {known:,} labels ({wrong / known:.1%})."
+
+
+def flips_in_words(found: Agreement) -> str:
+    """Return the rate of random flips with its uncertainty; empty if it is not identified."""
+    if found.known or not found.identified:
+        return ""
     return (
-        f"{said} So errors depend on the pair (they gather at near ties, for example), or log-odds are not "
-        "proportional to u. Noise rate and P(wrong) are rough; the ranks do not need the curve."
+        f"Rate of random flips, if the errors are such: {found.rate:.1%} ± {found.stderr:.1%} (95% interval "
+        f"{found.low:.1%} to {found.high:.1%})."
     )
-
-
-def _source(rate: NoiseRate) -> str:
-    return "assumed" if rate.assumed else "as given"
 
 
 def findings_in_words(findings: Findings) -> list[str]:
-    """Return sentences on how noise rate and threshold were estimated, and on their limits."""
-    rate, scorer, alone = findings.rate, findings.scorer, findings.alone
-    top = rate.tenths.iloc[-1]
-    told = [
-        _COMBINED if alone == "combined" else _UNSEEN[alone] if alone in _UNSEEN else _learned(findings.pairs)
-    ]
-    told += [] if rate.judged is None else [_JUDGED]
-    fit = (
-        f"With a noise rate of {rate.rate:.3f}, {_source(rate)}, the fit has k = {rate.slope:.3g} per nat."
-        if rate.known
-        else f"The fit has a noise rate of {rate.rate:.3f} and k = {rate.slope:.3g} per nat; at a rate of 0 "
-        f"its BIC is {abs(rate.gain):.1f} {'worse' if rate.gain > 0 else 'better'}. "
-        "Standard errors come from resampling prompts."
-    )
+    """Return sentences on how p was estimated, and on its limits."""
+    found, scorer, alone = findings.agreement, findings.scorer, findings.alone
+    told = [_SCORES[alone], *([_JUDGED] if scorer == "judge" else [])]
     told.append(
-        "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m the "
-        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the scorer. {fit}"
+        "u changes sign with the label. Of the votes on pairs with this u, a share c = eps + (1 - 2 eps) "
+        f"sigmoid(k u) is for the label; fitted to these labels, eps is {found.rate:.3f} and k "
+        f"{found.slope:.3g} per nat. Out of fold this predicts a label {found.gain:.3f} ± "
+        f"{found.gain_error:.3f} nats better than a coin."
     )
-    told.append(fit_in_words(rate))
-    if rate.known and not rate.separates:
-        told.append(COIN_FLIPS)
-    if rate.identified:
-        said, score = "P(wrong) = sigmoid(logit(rate) - k u)", "u"
-        if scorer == "vnet":
-            said, score = f"{said}, as a falling function of the weight by isotonic regression", "weight"
-        cut = "" if findings.cut is None else f" ({score} below {findings.cut:.3g})"
+    if found.known:
         told.append(
-            f"{said}. Labels with P(wrong) above {findings.threshold:g}{cut} are suspected label errors: "
-            f"{findings.suspected:,} of {len(findings.pairs):,}. The noise rate counts errors below the "
-            "threshold too, so the two differ."
+            "eps is given as the rate of random flips, so p is the probability that the label is right, "
+            "sigmoid(logit(1 - eps) + k u)."
         )
     else:
-        told.append("So no label is suspected; the ranks say which pairs to read first.")
-    told.append(
-        f"In the tenth of the pairs with the largest |u|, {top['against']:.1%} ± {top['stderr']:.1%} of the "
-        "labels disagree with the scorer."
-        + (
-            " For errors that are independent of the pair, the noise rate is no higher, up to that error."
-            if alone in _UNSEEN
-            else ""
+        source = (
+            "as pairs with single votes had it elsewhere"
+            if found.strength == SCORE_VOTES
+            else "as the pairs with several votes say"
         )
+        told.append(
+            "p is the probability that another annotator of the same pool agrees with the label. The label "
+            f"is a vote, and the score counts as s = {found.strength:.1f} votes, {source}: p = (s c + votes "
+            "for the label) / (s + votes). The interval takes s as known to a factor of two or so, and "
+            "resamples prompts."
+        )
+    cut = "" if findings.cut is None else f" (u below {findings.cut:.3g})"
+    told.append(
+        f"Labels with p below {findings.threshold:g}{cut} are suspected: {findings.suspected:,} of "
+        f"{len(findings.pairs):,}."
+        if found.usable
+        else "No label is suspected; the ranks say which pairs to read first."
     )
-    for other, found in findings.rates.items():
-        if other != scorer:
-            told.append(f"Noise rate by {NAMES[other]}: {rate_in_words(found)}.")
+    if found.usable and not found.known:
+        total, low, high = found.contradicted(found.p >= 0)
+        told.append(
+            f"Over all labels another annotator would contradict {total:.0%} ({low:.0%} to {high:.0%}), most "
+            "of them where p is above one half."
+        )
+    if rate := flips_in_words(found):
+        told.append(rate)
     return told
 
 
-def _learned(pairs: pd.DataFrame) -> str:
-    size = float((pairs["u"] - pairs["unpulled_u"]).mean())
-    if not size:
-        return (
-            f"{_LEARNED}, so the noise rate is likely to be higher; use --scorer probe, dpo or pre_update "
-            "for scores of unseen labels."
-        )
-    return (
-        f"{_LEARNED}. The self-influence of each label on its u, {size:.2g} nats on average to first order, "
-        "is subtracted."
-    )
-
-
-def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) -> list[str]:
+def rules_in_words(traits: pd.DataFrame, found: Agreement, shown: int = SHOWN) -> list[str]:
     """Return sentences on lengths and words that most labels follow; empty if none."""
-    found = traits.assign(sure=at_least(traits))[label_rules(traits, rate)]
-    found = found.sort_values("sure", ascending=False, kind="stable")
+    rules = traits.assign(sure=at_least(traits))[label_rules(traits, found)]
+    rules = rules.sort_values("sure", ascending=False, kind="stable")
     told = []
-    for row in found.head(shown).to_dict("records"):
+    for row in rules.head(shown).to_dict("records"):
         has = row["in_all"] > 0.5
         follows, *ends = (
             row[name] if has else 1 - row[name] for name in ("in_all", "in_all_low", "in_all_high")
@@ -181,10 +145,10 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
             f"{_place(row)}, {which} is the chosen one (95% interval {share_of(min(ends))} to "
             f"{share_of(max(ends))})"
         )
-        if rate.identified and min(ends) > 1 - rate.rate:
+        if found.identified and min(ends) > 1 - found.rate:
             said += (
-                f"; a noise rate of {share_of(rate.rate)} that is independent of the pair would leave at "
-                f"most {share_of(1 - rate.rate)}"
+                f"; a rate of random flips of {share_of(found.rate)} would leave at most "
+                f"{share_of(1 - found.rate)}"
             )
         told.append(f"{said}.")
     return [*told, _FOLLOWED] if told else []
@@ -224,10 +188,11 @@ def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame, doubted: str
         f"{share_of(row['in_others'])} of the other pairs"
     )
     [group] = groups[(groups["grouping"] == row["kind"]) & (groups["group"] == row["trait"])].itertuples()
-    if pd.isna(group.expected):
+    if pd.isna(group.low):
         return f"{said}."
     return (
-        f"{said}; its noise rate is {group.expected:.0%} (95% interval {group.low:.0%} to {group.high:.0%})."
+        f"{said}; another annotator would contradict {group.contradicted:.0%} of its labels (95% interval "
+        f"{group.low:.0%} to {group.high:.0%})."
     )
 
 

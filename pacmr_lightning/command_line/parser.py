@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
+import jsonargparse
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
+from ..files import expanded
 from .exceptions import construct, stop
 from .help_pages import takes_words
 from .output import only_results
@@ -18,6 +20,8 @@ NUMBERS = (int | float, int | float | None)
 """Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
 
 add_instantiator(construct, object)
+# Classes in the free options of a sweep's cells stay text.
+jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 
 class OneSentence(ArgumentParser):
@@ -36,8 +40,9 @@ class OneSentence(ArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        """Resolve names of shipped configs first."""
-        return super().parse_args(with_files(sys.argv[1:] if args is None else args), *rest, **options)
+        """Resolve names of shipped configs first, and ``~`` in all values, also for other libraries."""
+        words = with_files(sys.argv[1:] if args is None else args)
+        return _with_homes(super().parse_args(words, *rest, **options))
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Read a config; its name precedes its errors."""
@@ -61,6 +66,13 @@ class OneSentence(ArgumentParser):
             if value is not None and not isinstance(value, Namespace):
                 raise TypeError(f'Parser key "{name}": Unable to load config "{value}"')
         super().validate(namespace, *args, **kwargs)
+
+
+def _with_homes(value: Any) -> Any:
+    if isinstance(value, Namespace):
+        vars(value).update({name: _with_homes(item) for name, item in vars(value).items()})
+        return value
+    return [_with_homes(item) for item in value] if isinstance(value, list) else expanded(value)
 
 
 class ToolParser(OneSentence):

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from ..files import expanded, local_path
 from .exceptions import stop
 
 _PACKAGE = Path(__file__).parents[1]
@@ -37,8 +38,8 @@ def _bare(path: str) -> str:
 
 def resolved(path: str) -> str:
     """Return an existing file, else the shipped file of a name or path, else the path unchanged."""
-    if Path(path).is_file():
-        return path
+    if local_path(path).is_file():
+        return expanded(path)
     name = shipped_name(path)
     return path if name is None else str(FOLDER / f"{name}.yaml")
 

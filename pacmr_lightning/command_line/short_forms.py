@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import yaml
 
-from ..files import is_file_of_rows
+from ..files import is_file_of_rows, local_path
 from .exceptions import stop
 from .shipped_configs import names, resolved
 
@@ -159,7 +158,7 @@ def _is_class(option: str, value: str) -> bool:
     if value in ("null", "None") or value.endswith((".yaml", ".yml")) or value.startswith(("{", "-")):
         return True
     if (
-        Path(value).exists()
+        local_path(value).exists()
         or is_file_of_rows(value)
         or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value)
     ):
@@ -170,7 +169,7 @@ def _is_class(option: str, value: str) -> bool:
 def _read(file: str) -> dict[str, Any] | None:
     """Return a config's content; None if the parser has to report an error."""
     try:
-        found = yaml.safe_load(Path(resolved(file)).read_text(encoding="utf-8"))
+        found = yaml.safe_load(local_path(resolved(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
     return found if isinstance(found, dict) else None

@@ -12,7 +12,7 @@ from ..analysis.consistency import check_taus, consistency_by_threshold, judged_
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..errors import UserError, check_at_least
-from ..files import check_writable, write_frame, write_text
+from ..files import check_writable, local_path, write_frame, write_text
 from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
 
@@ -79,7 +79,7 @@ def analyze(
         )
     # Before the computation, which may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
-    folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
+    folder = local_path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
+from ..audit.asking import JUDGES, judges_cells
 from ..audit.scorers import NAMES
-from ..audit.votes import JUDGES, judges_cells
-from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_words, traits_in_words
+from ..audit.words import flips_in_words, known_in_words, rules_in_words, traits_in_words
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
@@ -19,7 +19,7 @@ from ..runs.hub_upload import check_repository
 
 _FORMS = {
     "suspected": ("suspected", "{:,}"),
-    "expected": ("noise rate", "{:.1%}"),
+    "contradicted": ("contradicted", "{:.0%}"),
     "precision": ("precision", "{:.2f}"),
     "recall": ("recall", "{:.2f}"),
     "auroc": ("AUROC", "{:.2f}"),
@@ -74,8 +74,12 @@ def audit(
 
 
 def show(found: AuditResult) -> None:
-    """Print the results of each score, the noise rate with its limits, and the files."""
+    """Print the result, the table of scores, what limits them, and the files."""
     console, findings = Console(), found.findings
+    print_result(found.statement)
+    for sentence in (known_in_words(findings), flips_in_words(findings.agreement)):
+        if sentence:
+            print_result(sentence)
     table = plain_table()
     table.add_column("score")
     columns = [name for name in _FORMS if findings.methods[name].notna().any()]
@@ -91,27 +95,24 @@ def show(found: AuditResult) -> None:
     def say(text: str, style: str | None = None, **options: Any) -> None:
         console.print(text, highlight=False, markup=False, style=style, **options)
 
-    rate = findings.rate
-    for scorer, by_scorer in findings.rates.items():
-        print_result(f"Noise rate by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
-    if rate.judged is not None:
+    if "judges.csv" in found.files:
         judges = plain_table(*JUDGES)
-        for row_of_judge in judges_cells(rate.judged.table):
+        for row_of_judge in judges_cells(pd.read_csv(found.files["judges.csv"])):
             judges.add_row(*row_of_judge)
         print_result(judges)
-    if not rate.identified:
-        untold = "--fallback_noise_rate" if rate.separates else "--noise_rate"
+    if not findings.agreement.usable:
         say(
-            "So no label is suspected; the ranking is still valid. To get suspected label errors, read a "
-            "random sample (--sample 50, then --decisions FILE), or give --noise_rate RATE if you "
-            f"know it, else {untold} 0.45.",
+            "Use a larger model or more pairs, let language models vote (--judges), or read a random sample "
+            "(--sample 50). With a known rate of random flips, --noise_rate RATE marks labels all the same.",
             "yellow",
         )
-    if rate.known and not rate.separates:
-        say(COIN_FLIPS, "yellow")
-    if rate.fit.refused:
-        say(fit_in_words(rate), "yellow")
-    for sentence in rules_in_words(found.traits, rate, shown=3):
+    elif not findings.agreement.predicts:
+        say(
+            "These labels cannot be predicted from the scores better than by a coin, so p may carry no "
+            "information.",
+            "yellow",
+        )
+    for sentence in rules_in_words(found.traits, findings.agreement, shown=3):
         say(sentence, "yellow")
     for sentence in traits_in_words(found.traits, findings.groups, findings.doubted[0], shown=3):
         print_result(sentence)

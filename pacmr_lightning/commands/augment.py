@@ -1,7 +1,6 @@
 """Command ``pacmr augment``: augmented training prompts by back-translation, paraphrase or rules."""
 
 from collections import Counter
-from pathlib import Path
 
 from jsonargparse import lazy_instance
 
@@ -15,7 +14,7 @@ from ..datamodules.sources import Source
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..evaluation.response_files import answers_path
-from ..files import write_text
+from ..files import local_path, write_text
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 
@@ -44,7 +43,7 @@ def augment(
         max_length: tokens of a prompt, original or augmented, with the longer response, as in training.
         seed: seed of the sample and of the report's examples.
     """
-    path = Path(output).expanduser()
+    path = local_path(output)
     if path.suffix != ".parquet" or path.is_dir():
         raise UserError(f"output is {output!r}, but it must be a file that ends in .parquet.")
     if n is not None and tokenizer is None:

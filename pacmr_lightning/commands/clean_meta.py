@@ -1,7 +1,6 @@
 """Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,9 +25,10 @@ from ..evaluation.judging import (
     Verdict,
     check_distinct,
     requests_without_answer,
+    tokens_of,
 )
 from ..evaluation.response_files import answers_path
-from ..files import write_json_lines
+from ..files import local_path, write_json_lines
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
@@ -69,7 +69,7 @@ def clean_meta(
         seed: seed of the sample.
         store: file of the judges' answers, from which an interrupted run resumes; default: beside the output.
     """
-    path = Path(output).expanduser()
+    path = local_path(output)
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl or .parquet.")
     judges = judges or []
@@ -153,12 +153,13 @@ def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
     for name, of in zip(names, verdicts, strict=True):
         opinions = [opinion for verdict in of for opinion in verdict.orders]
         found = [verdict.preferred for verdict in of]
+        billed, _ = tokens_of(of)
         table.add_row(
             name,
             *(str(found.count(preference)) for preference in _ON_LABEL),
             f"{sum(verdict.inconsistent for verdict in of) / len(of):.1%}",
-            str(sum(opinion.prompt_tokens for opinion in opinions)),
-            str(sum(opinion.completion_tokens for opinion in opinions)),
+            str(billed.prompt),
+            str(billed.completion),
             f"{sum(opinion.cached for opinion in opinions)} of {len(opinions)}",
         )
     return table

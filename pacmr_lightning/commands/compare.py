@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import compress
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
+from ..files import local_path
 from ..runs.folder import SUMMARY, read_summary
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def compare(
     if output:
         from ..analysis.surface_page import steps_of, write_surface_page
 
-        finished = [run for run in runs if (Path(run) / SUMMARY).exists() or not steps_of(run)]
+        finished = [run for run in runs if (local_path(run) / SUMMARY).exists() or not steps_of(run)]
     if finished:
         table = comparison_table(finished)
         print_result(table)

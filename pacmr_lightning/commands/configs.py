@@ -1,11 +1,9 @@
 """Command ``pacmr configs``: list and copy the shipped configs."""
 
-from pathlib import Path
-
 from ..command_line.output import print_result
 from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
 
 GROUPS = {
     "": "to start from",
@@ -14,7 +12,6 @@ GROUPS = {
     "quickstart": "pacmr quickstart",
     "tldr": "experiments of Qu et al.: TL;DR",
     "hh": "experiments of Qu et al.: Anthropic HH",
-    "sentiment": "film reviews",
 }
 """Folders in the order of the list, without those for ``pacmr sweep``."""
 
@@ -46,7 +43,7 @@ def copy(name: str, file: str) -> None:
     """
     if (shipped := shipped_name(name)) is None:
         raise UserError(f"There is no shipped config {name}{did_you_mean(name)}; pacmr configs lists them.")
-    path = Path(file)
+    path = local_path(file)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"file is {file}, but a config ends in .yaml.")
     if path.exists():

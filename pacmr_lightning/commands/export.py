@@ -5,25 +5,36 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from ..batch import PairBatch
 from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
-from ..errors import UserError
+from ..datamodules.tokenization import tokenize_pairs
+from ..datamodules.tokenized_pairs import TokenizedPairs
+from ..errors import UserError, first_line
+from ..files import expanded
+from ..numerics import not_finite
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
-from ..policy.merged_adapters import untie_head
-from ..runs.finished_run import find_run, load_run
+from ..policy.model_files import KEPT, merge_rounded
+from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.hub_upload import check_repository
 from ..runs.hub_upload import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..waiting import waiting
 from ..weighting.vnet import VNet, save_vnet
+
+READ, MEASURED = 128, 8
+"""Validation pairs that are read, and the number of the shortest on which a merge is measured."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -40,7 +51,7 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    A VNet is written too (``vnet_folder.load_vnet`` reads it). The folder stays if an upload fails.
+    A VNet is written too (``weighting.vnet.load_vnet`` reads it). The folder stays if an upload fails.
 
     Args:
         run: folder of a preference run.
@@ -57,7 +68,7 @@ def export(
         UserError: ``out`` exists, the run's files do not fit, the policy is not finite, the adapter's base is
             not on the Hub, or the Hub refuses the upload.
     """
-    run, out = str(run), str(out)
+    run, out = expanded([run, out])
     if dtype is not None and not merged:
         raise UserError(f"dtype is {dtype}, but adapters are float32; add --merged, or leave it out.")
     if base is not None and not on_hub(base):
@@ -76,22 +87,16 @@ def export(
         )
     with _new_folder(out) as folder:
         print(f"Loading {found.base} and {found.checkpoint}")
-        quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
         stored = copy.deepcopy(found)
         if merged:
             # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
             stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
         module, data, step = load_run(stored)
-        learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
-        if not all(torch.isfinite(value).all() for value in learned):
+        vnet = {} if module.vnet is None else dict(module.vnet.named_parameters())
+        if not_finite({**module.policy.adapter(), **vnet}):
             raise UserError(
                 f"{found.checkpoint} has weights that are not finite: the run diverged; name an earlier "
                 "checkpoint with --checkpoint."
-            )
-        if merged and quantization:
-            print(
-                f"The adapter was trained on a base in {quantization} and is merged into the stored base, so "
-                f"the merged model differs from the trained one by the {quantization} rounding error.",
             )
         print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
@@ -100,14 +105,15 @@ def export(
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
         card = model_card(found, module, step, summary, name=push or out, hub_base=hub_base, merged=merged)
         data.tokenizer.save_pretrained(folder)
-        if module.vnet is not None:
+        if isinstance(module.vnet, VNet):
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
             settings["weighting"] = weighting_settings(found, module)
-            # Always the weighting's own network.
-            save_vnet(folder, cast(VNet, module.vnet), settings)
+            save_vnet(folder, module.vnet, settings)
+        elif module.vnet is not None:
+            print(f"The network of {type(module.weighting).__name__} is no VNet and stays in the checkpoint.")
         if merged:
-            model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
-            model.save_pretrained(folder)
+            kind = getattr(torch, dtype) if dtype else module.policy.dtype
+            merge(module.policy, bottom, kind, found, data).save_pretrained(folder)
         else:
             if base is not None:
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
@@ -129,22 +135,65 @@ def export(
         print(f"Uploaded to {push}.")
 
 
-def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Merge the built policy, in place, into one plain model; ``bottom`` is the base model's name."""
-    untie_head(policy.model)
-    if dtype != policy.dtype:
-        policy.model.float()
-    peft: Any = policy.peft  # forwards to its LoraModel
-    model: PreTrainedModel = peft.merge_and_unload().to(dtype)
-    for name, value in model.state_dict().items():
-        if not torch.isfinite(value).all():
-            raise UserError(f"The merged weight {name} overflows {dtype}; choose another --dtype.")
+def merge(
+    policy: PolicyModel, bottom: str, dtype: torch.dtype, run: FinishedRun, data: PreferenceData
+) -> PreTrainedModel:
+    """Merge the built policy, in place, into one plain model, and print what is left of its margins.
+
+    ``bottom`` is the base model's name; ``run`` and ``data`` are those that the policy was trained by.
+    """
+    options, values, effect = run.model["init_args"]["policy"]["init_args"], None, None
+    quantization = options.get("quantization")
+    try:
+        pairs = _some_pairs(data)
+        values = partial(_margins, policy, pairs)
+        if quantization:
+            trained = copy.deepcopy(run)
+            trained.model["init_args"]["policy"]["init_args"]["dtype"] = "float32"
+            quantized = load_run(trained)[0].policy
+            effect = _margins(quantized, pairs)
+            with quantized.reference():
+                effect -= _margins(quantized, pairs)
+            del quantized
+        why = "there is too little memory, or the policy equals its reference on these pairs"
+    except (UserError, OSError) as error:
+        values, why = None, first_line(error)
+    with waiting("Merging, and comparing margins before and after"):
+        model, share = merge_rounded(policy.peft, dtype, values, effect)
+    name = str(dtype).removeprefix("torch.")
+    of = f"a base in {quantization} into the stored base" if quantization else "its base"
+    line = f"The adapter is merged from {of}, in {name}" if quantization else f"The merged weights are {name}"
+    exact = "" if name == "float32" else "; --dtype float32 rounds nothing"
+    if share is None:
+        print(f"{line}; what is left of the policy's margins was not measured ({why}){exact}.")
+    else:
+        print(
+            f"{line}: {share:.1%} of the policy's implicit margins are left ({len(pairs.ids)} validation "
+            f"pairs){exact if share < KEPT else ''}."
+        )
     # Restore the cache and dropout, which training disables.
     original = AutoConfig.from_pretrained(bottom).to_dict()
     for key in model.config.to_dict():
         if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
             setattr(model.config, key, original[key])
     return model
+
+
+def _some_pairs(data: PreferenceData) -> PairBatch:
+    """Return the shortest of the first validation pairs, whose log-probabilities cost least."""
+    found = data.source.load("validation")
+    rows, _ = tokenize_pairs(found.select(range(min(READ, len(found)))), data.tokenizer, data.max_length)
+    pairs = TokenizedPairs(rows, data.tokenizer.pad_token_id)
+    tokens = [len(row["prompt_ids"] + row["chosen_ids"] + row["rejected_ids"]) for row in rows]
+    return pairs.batch(sorted(range(len(pairs)), key=tokens.__getitem__)[:MEASURED])
+
+
+@torch.no_grad()
+def _margins(policy: PolicyModel, pairs: PairBatch) -> Tensor:
+    """Return (N,) log-probabilities of the chosen minus the rejected responses, with LoRA in float32."""
+    with policy.lora_in_float32():
+        found = policy.log_probs(pairs)
+    return found.chosen - found.rejected
 
 
 @contextmanager

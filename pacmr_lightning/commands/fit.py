@@ -158,9 +158,13 @@ class PacmrCLI(LightningCLI):
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
             config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
+        if "://" in config.trainer.default_root_dir:
+            raise UserError(f"--output is {config.trainer.default_root_dir}, but it must be a local folder.")
+        # As the Trainer's property, which callbacks read.
+        root = Path(os.path.normpath(config.trainer.default_root_dir))
+        config.trainer.default_root_dir = str(root)
         resolve_auto(config)
         use_lora_deepspeed(config)
-        root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
             config.checkpoint.dirpath = str(root / CHECKPOINTS)

@@ -1,15 +1,13 @@
 """Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.table import Table
 
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
-from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
+from ..datamodules.inspection.pair_statistics import SplitStatistics, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
 from ..datamodules.sources import Source
 from ..datamodules.splits import Split
@@ -17,14 +15,12 @@ from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError, check_at_least
-from ..files import write_json
+from ..files import local_path, write_json
 from ..waiting import waiting
-
-_CATEGORIES = 10
 
 
 def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str | None = None) -> None:
-    """Shows statistics of preference data, its problems, and rows as a training run tokenizes them.
+    """Shows which rows of preference data are kept, lengths, contradicting labels, and rows as tokens.
 
     Args:
         source: source of the pairs.
@@ -33,29 +29,27 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         output: JSON file for all numbers.
     """
     check_at_least(2, max_length=max_length)
-    if output is not None and Path(output).is_dir():
+    if output is not None and local_path(output).is_dir():
         raise UserError(
             f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
         )
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
-        report, kept = inspect_pairs(source, loaded, max_length)
-    # The synthetic benchmark has few prompts, so shared ones are expected.
-    sentences = advice(report, max_length, overlap=source.gold_reward is None)
+        found, kept = inspect_pairs(source, loaded, max_length)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
-    for numbers_table in statistics_tables(report):
-        print_result(numbers_table)
+    print_result(statistics_table(found))
     rows, table = kept["train"]
     print_result("Three training pairs as the model sees them", style="bold")
     print_result(LEGEND, style="italic")
     for part in show_rows(TokenizedPairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
         print_result(part)
     print_result()
-    for sentence in sentences:
+    # Both splits have the same sentences on the template.
+    for sentence in dict.fromkeys(said for numbers in found.values() for said in numbers.warnings):
         print_result(f"! {sentence}", style="yellow")
     if output is not None:
         numbers = {"source": source.name, "tokenizer": str(tokenizer), "max_length": max_length}
-        numbers |= asdict(report) | {"advice": sentences}
+        numbers |= {"splits": {split: asdict(one) for split, one in found.items()}}
         try:
             write_json(output, numbers, ensure_ascii=False)
         except OSError as error:
@@ -63,78 +57,41 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         print(f"Numbers: {output}")
 
 
-def statistics_tables(report: DataStatistics) -> Iterator[Table]:
-    """Yield the statistics as tables."""
-    splits = report.splits
-    table = plain_table("", *splits)
-    for sections in zip(*(_pair_numbers(split, report) for split in splits), strict=True):
+def statistics_table(found: Mapping[Split, SplitStatistics]) -> Table:
+    """Return the statistics of both splits as one table."""
+    table = plain_table("", *found)
+    reasons = [reason for reason in REASONS if any(reason in one.counts for one in found.values())]
+    for sections in zip(*(_numbers(one, reasons) for one in found.values()), strict=True):
         table.add_section()
         for label in sections[0]:
             table.add_row(label, *(section[label] for section in sections))
-    yield table
-
-    headings = [*(f"{p}%" for p in PERCENTILES), "max"]
-    table = plain_table("percentiles of tokens, too long pairs included", *headings)
-    for name, split in splits.items():
-        table.add_section()
-        for part in PARTS:
-            table.add_row(f"{name}: {part}", *(f"{n:,}" for n in split.lengths.percentiles[part].values()))
-    yield table
-
-    limits = splits["train"].lengths.kept_at
-    table = plain_table("rows kept at max_length", *(f"{limit:,}" for limit in limits))
-    for name, split in splits.items():
-        table.add_row(name, *(f"{share:.1%}" for share in split.lengths.kept_at.values()))
-    yield table
-
-    total: Counter[str] = Counter()
-    for split in splits.values():
-        total.update(split.categories)
-    if total:
-        table = plain_table(f"categories, kept pairs ({len(total):,} in all)", *splits)
-        for category, _ in total.most_common(_CATEGORIES):
-            shown = (_of(s.categories.get(category, 0), s.counts["kept"]) for s in splits.values())
-            table.add_row(category, *shown)
-        yield table
+    return table
 
 
-def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
-    numbers = report.splits[split]
-    counts, repeats, bias = numbers.counts, numbers.repeats, numbers.bias
+def _numbers(found: SplitStatistics, reasons: list[str]) -> list[dict[str, str]]:
+    counts, repeats, lengths = found.counts, found.repeats, found.lengths
     rows, kept = counts["rows"], counts["kept"]
     of_rows = {"rows": f"{rows:,}", "kept pairs": _of(kept, rows)}
-    for reason in REASONS:
-        if any(reason in other.counts for other in report.splits.values()):
-            of_rows[f"  dropped, {reason}"] = _of(counts.get(reason, 0), rows)
-    for name in ("flipped", "eta", "augmented_prompt", "category", "non-ASCII"):
-        label = f"rows with {name}" if name != "non-ASCII" else "rows with text that is not ASCII"
-        wrong = numbers.known.get(f"wrong by {name}")
-        of_rows[label] = f"{numbers.known[name]:.1%}" + ("" if wrong is None else f", {wrong:.1%} wrong")
-    same, alike = (
-        shared.train_pairs if split == "train" else shared.validation_pairs
-        for shared in (report.overlap, report.overlap_normalised)
-    )
-    of_kept = {
-        "Of the kept pairs:": "",
+    of_rows |= {f"  dropped, {reason}": _of(counts.get(reason, 0), rows) for reason in reasons}
+    of_lengths = {f"rows kept at max_length {n:,}": f"{share:.1%}" for n, share in lengths.kept_at.items()}
+    of_lengths |= {
+        "max_length for 99% of them": f"{lengths.suggested:,}",
+        "chosen response is longer": f"{lengths.chosen_longer:.1%}",
+        "rejected response is longer": f"{lengths.rejected_longer:.1%}",
+    }
+    of_pairs = {
         "no augmented prompt": _of(counts[NO_AUGMENTED_PROMPT], kept),
-        "distinct prompts": f"{numbers.prompts:,}",
-        "pairs per prompt, median and maximum": "{median:g}, {max:,}".format(**numbers.pairs_a_prompt),
-        "prompt also in the other split": _of(same, kept),
-        "  ignoring case and blanks": _of(alike, kept),
-        "chosen response is longer": f"{bias.chosen_longer:.1%}",
-        "rejected response is longer": f"{bias.rejected_longer:.1%}",
-        "chosen minus rejected, median tokens": f"{bias.median_difference:+g}",
+        "distinct prompts": f"{found.prompts:,}",
+        "prompt also in the other split": _of(found.in_other_split, kept),
         "copies of an earlier pair": _of(repeats.copies, kept),
-        "share a response with another comparison": _of(repeats.sharing, kept),
-    }
-    contradicting, noise = repeats.contradicting_comparisons, repeats.noise
-    of_comparisons = {
         "comparisons with several labels": f"{repeats.comparisons:,} ({repeats.labels:,} labels)",
-        "  whose labels contradict each other": _of(contradicting, repeats.comparisons),
+        "  whose labels contradict each other": _of(repeats.contradicting_comparisons, repeats.comparisons),
         "  labels that must be wrong": _of(repeats.least_wrong, repeats.labels),
-        "  label noise, if labels are independent": "-" if noise is None else f"about {noise:.1%}",
+        "  label noise, if labels are independent": (
+            "-" if repeats.noise is None else f"about {repeats.noise:.1%}"
+        ),
     }
-    return [of_rows, of_kept, of_comparisons]
+    return [of_rows, of_lengths, of_pairs]
 
 
 def _of(count: float, whole: float) -> str:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..command_line.output import print_result
@@ -14,6 +13,7 @@ from ..evaluation.judge_calls import check_prices
 from ..evaluation.judged_files import judge_pairs, response_pairs
 from ..evaluation.judging import PairJudge, requests_without_answer
 from ..evaluation.win_rate import JudgedPair, WinRate
+from ..files import local_path
 
 ANSWERS = "answers.sqlite"
 
@@ -53,17 +53,17 @@ def judge(
         )
     check_at_least(0, seed=seed)
     check_prices(prompt_price, completion_price)
-    paths = [Path(file).expanduser() for file in (first, second)]
+    paths = [local_path(file) for file in (first, second)]
     pairs = response_pairs(first, second)
     if paths[0].samefile(paths[1]) or all(pair.identical for pair in pairs):
         raise UserError(
             f"{first} and {second} have the same {len(pairs)} responses, so there is nothing to judge; name "
             "the responses of two models."
         )
-    folder = Path(output).expanduser() if output else paths[0].parent / "judge"
+    folder = local_path(output) if output else paths[0].parent / "judge"
     if folder.is_file():
         raise UserError(f"output is {folder}, which is a file; name a folder.")
-    with AnswerStore(Path(store).expanduser() if store else folder / ANSWERS) as answers:
+    with AnswerStore(store if store else folder / ANSWERS) as answers:
         result, judged, costs = judge_pairs(
             pairs, (first, second), judge, answers, folder, seed, (prompt_price, completion_price)
         )
@@ -111,6 +111,8 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         f"tokens: {tokens['all']['prompt']:,} in, {tokens['all']['completion']:,} out; in this call "
         f"{tokens['now']['prompt']:,} and {tokens['now']['completion']:,}"
     ) + (f"; cost: {cost['all']:.2f}, in this call {cost['now']:.2f}" if cost else "")
+    if uncounted := costs["uncounted_requests"]["all"]:
+        yield f"not in these tokens: {uncounted:,} requests without a count, which the server may bill"
     if result.identical:
         yield f"{result.identical} pairs of identical responses are ties, without a judgement"
     if any(result.empty):

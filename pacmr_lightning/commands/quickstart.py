@@ -5,9 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ..errors import UserError
+from ..files import local_path
 from ..loading import loading
 
 
@@ -28,7 +28,7 @@ def quickstart(
     Raises:
         UserError: the folder exists.
     """
-    folder = Path(output)
+    folder = local_path(output)
     if folder.exists():
         raise UserError(f"output is {output}, which exists; remove it, or name another folder with --output.")
     sft, dpo, pacmr, refined = (str(folder / name) for name in ("sft", "dpo", "pacmr", "dpo-refined"))
@@ -58,7 +58,7 @@ def quickstart(
         finally:
             beside.terminate()
     _print_step(3, "An audit of the DPO run's labels, and a second pass with soft labels")
-    refine(dpo, beta=1.0, scorer="policy")
+    refine(dpo, beta=1.0, scorer="policy", anyway=True)
     _print_step(4, "All three side by side")
     compare([dpo, pacmr, refined], str(folder / "comparison.png"))
     print(f"Suspected label errors: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")

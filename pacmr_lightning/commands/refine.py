@@ -13,12 +13,12 @@ from ..audit.scorers import Choice
 from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judging import PairJudge
+from ..files import local_path
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.unmoved import unmoved
 from .second_pass import (
     AUDIT,
-    SAFE_SHARE,
     audit_first,
     check_beta,
     compare_passes,
@@ -65,26 +65,25 @@ def refine(
     Args:
         run: folder of a finished preference run.
         output: folder of the second pass; default: the run's name with ``-refined``.
-        labels: use of P(wrong). "soft": soft labels, each order of a pair weighted by the probability that it
-            is right. "weights": observed labels, weighted by it. "drop": without suspected label errors.
+        labels: use of the audit. "soft": soft labels, the label weighted by the probability that most
+            annotators would agree (``p_majority``), the other order by the rest. "weights": observed labels,
+            weighted by it. "drop": without suspected label errors.
             "swap": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
             cross-fitted u, from easy to difficult; it needs ``--scorer dpo``.
-        noise_rate: known value; default: the audit's estimate, else an upper bound of at most 0.45. Too
-            high a rate costs little of the gain, too low a rate most of it. With a given rate, the second
-            pass also runs on uninformative scores.
+        noise_rate: known rate of random flips, as in ``pacmr audit``. With it, the second pass also runs on
+            scores that do not predict the labels.
         beta: DPO's temperature in the second pass; default: the first run's. Soft labels raise the KL to the
             reference, so a beta for clean labels is a good choice.
         scorer: as in ``pacmr audit``, with the same default; "dpo" trains two more policies.
         checkpoint: name, without .ckpt, of the file in the run's folder ``checkpoints`` to audit with.
         micro_batch_size: pairs per forward pass with gradients in the audit; default: as in training.
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
-        decisions: file of manual decisions, as in ``pacmr audit``: they fix labels, and those on the random
-            sample check the noise rate.
+        decisions: file of manual decisions, as in ``pacmr audit``: they fix labels.
         judges: judges whose votes join the score, as in ``pacmr audit``.
         judged_pairs: pairs to judge.
         prompt_price: price of a million prompt tokens of the judges, in any currency.
         completion_price: price of a million completion tokens.
-        anyway: also refine a run whose policy did not move.
+        anyway: also refine a run whose policy did not move, or whose labels cannot be predicted.
 
     Returns:
         The folder of the second pass.
@@ -94,15 +93,16 @@ def refine(
     """
     check_beta(beta)
     first = find_run(run, checkpoint)
+    run = first.folder
     if first.data["init_args"].get("clean_meta"):
         raise UserError(
             f"The run {run} has clean_meta pairs, which are neither trained on nor audited; refine a run "
             "without them."
         )
-    folder = Path(output) if output else folder_beside(run, "refined")
+    folder = local_path(output) if output else folder_beside(run, "refined")
     asked: dict[str, Any] = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
-    asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
+    asked["decisions"] = None if decisions is None else kept_file(decisions, local_path(decisions))
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
         rate = first.model["init_args"].get("learning_rate")
         raise UserError(
@@ -120,7 +120,6 @@ def refine(
         str(audited),
         checkpoint,
         noise_rate=noise_rate,
-        fallback_noise_rate=SAFE_SHARE,
         micro_batch_size=micro_batch_size,
         decisions=decisions,
         judges=judges,
@@ -128,7 +127,7 @@ def refine(
         prompt_price=prompt_price,
         completion_price=completion_price,
     )
-    audit_first(run, folder, asked, RECORD, options, needs_rate=labels != "easiest")
+    audit_first(run, folder, asked, RECORD, options, needs_p=labels != "easiest" and not anyway)
     if not (folder / SUMMARY).exists():
         use = _use(labels, audited / "pairs.parquet", easiest)
         if "reference" in first.data["init_args"]:

@@ -15,7 +15,7 @@ from ..audit import AuditOptions, audit
 from ..audit.pipeline import reuse
 from ..audit.scorers import NAMES
 from ..errors import UserError
-from ..files import check_writable, content_digest, write_json
+from ..files import check_writable, content_digest, local_path, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
@@ -24,8 +24,6 @@ from ..runs.loggers import loggers_of_another
 from .audit import show
 from .compare import compare
 
-SAFE_SHARE = 0.45
-"""Highest noise rate assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
 """KL to the reference, in nats per response, above which a second pass gets a warning."""
 
@@ -38,7 +36,7 @@ def check_beta(beta: float | None) -> None:
 
 def folder_beside(run: str, ending: str) -> Path:
     """Return the default folder of a second pass: the run's name and an ending, beside the run."""
-    path = Path(run)
+    path = local_path(run)
     path = path if path.name not in ("", "..") else path.resolve()  # "." has no name
     return path.with_name(f"{path.name}-{ending}")
 
@@ -48,7 +46,7 @@ def kept_file(name: str, path: Path) -> str:
     return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
-def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
+def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
     """Raise a UserError for a folder with anything else, since the second pass's fit clears it."""
     check_writable("output", str(folder), folder)
     path = folder / record
@@ -77,24 +75,24 @@ def audit_first(
     asked: dict[str, Any],
     record: str,
     options: AuditOptions,
-    needs_rate: bool = False,
+    needs_p: bool = False,
 ) -> None:
     """Audit the first run unless that is done, and write the options ``asked`` to the file ``record``."""
     read_summary(run)  # needed by the comparison at the end
-    _check_folder(folder, asked, record)
+    check_folder(folder, asked, record)
     if (folder / record).exists():
         return
     if kept := reuse(run, options):
-        rate = f"noise rate {kept['noise_rate']:.1%} by {NAMES[kept['scorer']]}"
-        print(f"The audit in {Path(run) / AUDIT} is reused: {rate}.", file=sys.stderr)
+        print(f"The audit in {Path(run) / AUDIT} is reused, by {NAMES[kept['scorer']]}.", file=sys.stderr)
+        usable = kept["predicted"]
     else:
         found = audit(run, options=options)
         show(found)
-    if kept is None and needs_rate and found.noise_rate is None:
+        usable = found.findings.agreement.usable
+    if needs_p and not usable:
         raise UserError(
-            f"Random labels would fit the scores of {found.findings.scorer} as well, so they may carry no "
-            f"information; use another --scorer, a run that has learned more than {run}, or --noise_rate "
-            f"{SAFE_SHARE} to train anyway."
+            f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
+            "soft labels; use another --scorer, a run that has learned more, or --anyway."
         )
     write_json(folder / record, asked)
 

@@ -8,16 +8,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from ..command_line.exceptions import user_error
 from ..command_line.output import print_result
+from ..command_line.shipped_configs import resolved
+from ..command_line.short_forms import expanded
 from ..errors import UserError
 from ..runs.folder import SUMMARY
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.slurm import SlurmOptions, refresh, submit
-from ..sweep.spec import Sweep, read_sweep
+from ..sweep.spec import Sweep, command_words, read_sweep
 from ..sweep.state import has_begun, has_responses, job_of, reason, state_of
 
 Submitter = Callable[[Sweep, list[Cell]], None]
@@ -53,6 +56,8 @@ def sweep(
     """
     sweep = read_sweep(file, jobs)
     found = cells(sweep)
+    for entry in _with_afterwards(sweep).preparations():
+        _check_command(command_words(entry.command), f"The preparation of {entry.output}")
     if slurm != SlurmOptions() and launcher == "local":
         raise UserError("--slurm options have no effect without --launcher slurm; add it, or leave them out.")
     queue = refresh(found)
@@ -214,30 +219,68 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
 
     Returns configuration and objects by ``Cell.variant``.
     """
+    parsed: dict[str, tuple[Any, Any]] = {}
+    seen: set[object] = set()
+    for cell in found:
+        # Some values are refused with one seed or noise rate only.
+        parts = {cell.variant, ("noise", cell.noise), ("seed", cell.seed)}
+        if parts <= seen:
+            continue
+        seen |= parts
+        config_contents(cell)
+        words = [subcommand, *cell.arguments[1:], *(cell.predict if subcommand == "predict" else [])]
+        config, objects = parsed[cell.variant] = _parsed(words, f"The cell {cell.name}")
+        if subcommand == "fit":
+            _check_folder(config, objects, cell)
+            _check_command(cell.first, f"first of the cell {cell.name}")
+    return parsed
+
+
+def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any, Any]:
+    """Return configuration and objects of a ``pacmr`` command of LightningCLI, or raise a UserError."""
     from .fit import parser_of
 
-    parser = parser_of(subcommand)
-    variants = {cell.variant: cell for cell in found}
-    parsed = {}
-    for cell in variants.values():
-        config_contents(cell)
-        said = io.StringIO()
-        words = cell.arguments[1:] + (cell.predict if subcommand == "predict" else [])
-        try:
-            with contextlib.redirect_stderr(said):
-                config = parser.parse_args(words)
-                parsed[cell.variant] = config, parser.instantiate(config)
-            continue
-        except SystemExit:
-            reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
-        except Exception as error:
-            cause = user_error(error)
-            if cause is None:
-                raise
-            reason = str(cause)
-        does = "run" if subcommand == "fit" else "be evaluated"
-        raise UserError(f"The cell {cell.name} cannot {does}: {reason}")
-    return parsed
+    parser, said = parser_of(words[0]), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = parser.parse_args(expanded(words)[1:])
+            return config, parser.instantiate(config) if with_objects else None
+    except SystemExit:
+        reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
+    except Exception as error:
+        cause = user_error(error)
+        if cause is None:
+            raise
+        reason = str(cause)
+    raise UserError(f"{what} cannot {words[0]}: {reason}")
+
+
+def _check_folder(config: Any, objects: Any, cell: Cell) -> None:
+    """Raise a UserError for files elsewhere than a sweep needs them."""
+    from ..callbacks import RunSummary
+
+    for name, value in (("checkpoint.dirpath", config.checkpoint.dirpath), ("ckpt_path", config.ckpt_path)):
+        if value is not None:
+            raise UserError(
+                f"{name} of the cell {cell.name} is {value}, but a sweep resumes cells in their own folders; "
+                "leave it out."
+            )
+    if not any(isinstance(one, RunSummary) for one in objects.trainer.callbacks or ()):
+        raise UserError(
+            f"The cell {cell.name} would write no {SUMMARY}, which the tables need; add the callback "
+            "RunSummary to trainer.callbacks."
+        )
+
+
+def _check_command(words: list[str], place: str) -> None:
+    """Raise a UserError for words that are no ``pacmr`` command, or none of LightningCLI that parses."""
+    name = words[0] if words else ""
+    if name in ("fit", "validate", "test", "predict"):
+        configs = [value for option, value in pairwise(words) if option == "--config"]
+        if all(Path(resolved(config)).is_file() for config in configs):  # others are made later
+            _parsed(words, place, with_objects=False)  # objects may read files that are made later
+    elif words and not Path(__file__).with_name(f"{name.replace('-', '_')}.py").exists():
+        raise UserError(f"{place} begins with {name}, which is no command of pacmr; pacmr --help lists them.")
 
 
 def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import local_path
 
 
 def content_key(*parts: Any) -> str:
@@ -23,7 +24,7 @@ class AnswerStore:
     """An atomic key-value store of JSON values in one SQLite file, which several processes may share."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = local_path(path)
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self.path, timeout=60, check_same_thread=False)

@@ -6,15 +6,23 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from ..chat_template import end_tokens
 from ..errors import UserError, check_at_least, check_within
 from ..numerics import numerics
 from ..policy import PolicyModel
+from ..policy.chunked_log_probs import upcast
 from ..policy.limits import positions
+from ..policy.selfcheck import TOLERANCE
 from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response
+
+ROUNDING = 3
+"""Multiple of ``TOLERANCE`` by which padding may change a next token's log-probability, on average."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +89,63 @@ def generated(
     if decoding.temperature > 0:
         # transformers' default top_k is 50.
         options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
-    sequences = policy.generate(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=ends,
-        pad_token_id=tokenizer.pad_token_id,
-        **options,
-    )
-    rows = sequences[:, batch.input_ids.shape[1] :].tolist()
-    # After an end token comes padding.
-    stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
-    return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+    found = []
+    for ids, mask in _together(policy, batch):
+        sequences = policy.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=ends,
+            pad_token_id=tokenizer.pad_token_id,
+            **options,
+        )
+        rows = sequences[:, ids.shape[1] :].tolist()
+        # After an end token comes padding.
+        stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
+        found += [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+    return found
+
+
+def _together(policy: PolicyModel, batch: PromptBatch) -> list[tuple[Tensor, Tensor]]:
+    """Return tokens and masks of prompts to generate together: all, or each alone if neighbours count."""
+    ids, mask = batch.input_ids, batch.attention_mask
+    if len(batch) == 1 or not _neighbours_count(policy, ids[mask.sum(1).argmax()]):
+        return [(ids, mask)]
+    lengths = mask.sum(1).tolist()
+    return [(ids[i : i + 1, -n:], mask[i : i + 1, -n:]) for i, n in enumerate(lengths)]
+
+
+def _neighbours_count(policy: PolicyModel, prompt: Tensor) -> bool:
+    """Return whether a prompt (L,) changes how its own first half is continued beside it; computed once.
+
+    Recurrent models may take no mask, so that padding on the left is text to them.
+    """
+    if policy.generates_alone is None:
+        short = prompt[: max(1, len(prompt) // 2)]
+        padded = pad_sequence([short, prompt], True, 0, padding_side="left")
+        real = pad_sequence([torch.ones_like(short), torch.ones_like(prompt)], True, 0, padding_side="left")
+        options = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+        alone, beside = (
+            policy.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                **options,
+                output_logits=True,
+                return_dict_in_generate=True,
+            ).logits
+            for ids, mask in ((short[None], real[:1, -len(short) :]), (padded, real))
+        )
+        change = max(
+            float((upcast(a[0]).log_softmax(-1) - upcast(b[0]).log_softmax(-1)).abs().mean())
+            for a, b in zip(alone, beside, strict=True)
+        )
+        policy.generates_alone = change > ROUNDING * TOLERANCE[policy.dtype]
+        if policy.generates_alone:
+            rank_zero_info(
+                f"{policy.name} continues a prompt otherwise beside a longer one than alone (by {change:.1e} "
+                "nats), so prompts are answered one at a time."
+            )
+    return policy.generates_alone
 
 
 def _ends(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -28,11 +28,17 @@ class Calls:
         """Return the calls, tokens and price in words."""
         words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
         words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
-        prompt_price, completion_price = prices
-        if prompt_price is not None and completion_price is not None:
-            cost = (self.tokens_in * prompt_price + (self.tokens_out or 0) * completion_price) / MILLION
+        if (cost := price(self.tokens_in, self.tokens_out or 0, prices)) is not None:
             words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
         return ", ".join(words)
+
+
+def price(prompt: float, completion: float, prices: Prices) -> float | None:
+    """Return the price of tokens; None without prices."""
+    of_prompt, of_completion = prices
+    if of_prompt is None or of_completion is None:
+        return None
+    return (prompt * of_prompt + completion * of_completion) / MILLION
 
 
 def check_prices(prompt_price: float | None, completion_price: float | None, place: str = "") -> None:

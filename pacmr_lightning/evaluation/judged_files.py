@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..files import content_digest, save_figure, write_json, write_json_lines
-from .answer_store import AnswerStore, content_key
-from .judge_calls import MILLION, Prices
-from .judging import Opinion, PairJudge, Preference
+from .answer_store import AnswerStore
+from .judge_calls import Prices, price
+from .judging import PairJudge, Preference, tokens_of
 from .response_files import ResponsePair, pair_rows, read_responses
 from .win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
 
@@ -33,15 +33,15 @@ def judge_pairs(
 ) -> tuple[WinRate, list[JudgedPair], dict[str, Any]]:
     """Judge the ``response_pairs`` of two files, and write verdicts, summary and figure into a folder.
 
-    Returns the win rate of the first file, the judged pairs, and ``tokens`` and ``cost``, of all answers and
-    of those that were not stored.
+    Returns the win rate of the first file, the judged pairs, and ``tokens``, ``uncounted_requests`` and
+    ``cost``: "now" of this call, "all" of all requests for these questions since there is the store.
 
     Raises:
         UserError: the judge gives no verdict, or the folder cannot be written to.
     """
     judged = judge_responses(pairs, judge, answers)
-    result, costs = summarize(judged, seed), _costs(judged, *prices)
-    digests = [content_digest(Path(file).expanduser()) for file in files]
+    result, costs = summarize(judged, seed), _costs(judged, prices)
+    digests = [content_digest(file) for file in files]
     summary = {
         **{"first": files[0], "second": files[1], "digests": digests},
         **{"judge": _about(judge), "seed": seed, **asdict(result), **costs},
@@ -68,24 +68,15 @@ def _about(judge: PairJudge) -> dict[str, Any]:
     return {"class": type(judge).__name__, "name": judge.name, "settings": judge.settings}
 
 
-def _costs(
-    judged: Sequence[JudgedPair], prompt_price: float | None, completion_price: float | None
-) -> dict[str, Any]:
-    opinions: dict[str, Opinion] = {}
-    for one in judged:
-        if one.verdict is not None:
-            texts = (one.pair.first, one.pair.second)
-            for opinion, shown in zip(one.verdict.orders, (texts, texts[::-1]), strict=True):
-                opinions[content_key(one.pair.prompt, *shown)] = opinion
-    tokens, cost = {}, {}
-    for name in ("all", "now"):
-        counted = [opinion for opinion in opinions.values() if name == "all" or not opinion.cached]
-        prompts = sum(opinion.prompt_tokens for opinion in counted)
-        completions = sum(opinion.completion_tokens for opinion in counted)
-        tokens[name] = {"prompt": prompts, "completion": completions}
-        if prompt_price is not None and completion_price is not None:
-            cost[name] = (prompts * prompt_price + completions * completion_price) / MILLION
-    return {"tokens": tokens, "cost": cost or None}
+def _costs(judged: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
+    tokens, uncounted, cost = {}, {}, {}
+    billed = tokens_of(one.verdict for one in judged if one.verdict is not None)
+    for name, part in zip(("all", "now"), billed, strict=True):
+        tokens[name] = {"prompt": part.prompt, "completion": part.completion}
+        uncounted[name] = part.uncounted
+        cost[name] = price(part.prompt, part.completion, prices)
+    whole = None if None in cost.values() else cost
+    return {"tokens": tokens, "uncounted_requests": uncounted, "cost": whole}
 
 
 def _row(one: JudgedPair) -> dict[str, Any]:

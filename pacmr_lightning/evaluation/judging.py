@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..embedded_world import World
 from ..errors import UserError
 from .answer_store import AnswerStore
+from .chat_completion import NO_TOKENS, Tokens
 from .conversation import Messages
 from .endpoint import Answer, Endpoint
 from .judge_prompts import Task, judge_messages, parse_verdict
@@ -34,9 +35,9 @@ class Opinion:
     """By the place in the ``Comparison``, not the order shown; ``none`` for neither."""
     answer: str | None
     problem: str | None = None
-    prompt_tokens: int = 0
-    """As billed, also for a stored answer; 0 for local models."""
-    completion_tokens: int = 0
+    billed: Tokens = NO_TOKENS
+    """Tokens of all requests for it, in this and earlier calls; see ``endpoint.Answer``."""
+    now: Tokens = NO_TOKENS
     cached: bool = False
 
 
@@ -66,16 +67,17 @@ class Verdict:
         return {opinion.preferred for opinion in self.orders} == {"first", "second"}
 
 
-def failed_requests(problems: Iterable[str | None]) -> str:
-    """Return how many requests failed, by the problem of each, and the most frequent one; empty for none."""
-    found = Counter(problems)
+def requests_without_answer(verdicts: Iterable[Verdict]) -> str:
+    """Return how many requests failed, and the most frequent problem; empty for none."""
+    opinions = (opinion for verdict in verdicts for opinion in verdict.orders)
+    found = Counter(opinion.problem for opinion in opinions if opinion.answer is None)
     return f"{found.total()} requests failed (mostly: {found.most_common(1)[0][0]})" if found else ""
 
 
-def requests_without_answer(verdicts: Iterable[Verdict]) -> str:
-    """Return ``failed_requests`` of verdicts."""
-    opinions = (opinion for verdict in verdicts for opinion in verdict.orders)
-    return failed_requests(opinion.problem for opinion in opinions if opinion.answer is None)
+def tokens_of(verdicts: Iterable[Verdict]) -> tuple[Tokens, Tokens]:
+    """Return what verdicts cost, in all calls and in this one."""
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
+    return sum((one.billed for one in opinions), NO_TOKENS), sum((one.now for one in opinions), NO_TOKENS)
 
 
 def by_scores(first: float, second: float, cached: bool = False) -> Verdict:
@@ -154,14 +156,14 @@ class EndpointJudge(PairJudge):
         ]
 
     def _opinion(self, answer: Answer, a: Preference, b: Preference) -> Opinion:
-        costs = (answer.prompt_tokens, answer.completion_tokens, answer.cached)
+        costs = (answer.billed, answer.now, answer.cached)
         if answer.text is None:
             return Opinion("none", None, answer.problem, *costs)
         letter = parse_verdict(self.task, answer.text)
         if letter is None:
             limit = self.endpoint.max_tokens
             cut = f"the answer was cut before a verdict; raise max_tokens, now {limit}"
-            problem = cut if answer.is_cut(limit) else "the answer does not end in a verdict"
+            problem = cut if answer.cut else "the answer does not end in a verdict"
             return Opinion("none", answer.text, problem, *costs)
         return Opinion(a if letter == "A" else b, answer.text, None, *costs)
 

@@ -3,14 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import obstacle, read_json_lines
+from ..files import local_path, obstacle, read_json_lines
 from .answer_store import content_key
-from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
 
 
@@ -20,8 +19,6 @@ class ResponsePair(Comparison):
 
     id: str
     """The rows' id, else a hash of the prompt and the response's number."""
-    columns: dict[str, Any] = field(default_factory=dict, hash=False)
-    """``tools`` and ``chat_template_kwargs`` of the first model's row, if any."""
 
     @property
     def identical(self) -> bool:
@@ -31,7 +28,7 @@ class ResponsePair(Comparison):
 
 def output_path(output: str | Path) -> Path:
     """Return the path of a writable .jsonl file, or raise UserError; nothing is created."""
-    path = Path(output).expanduser()
+    path = local_path(output)
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
     if found := obstacle(path.absolute().parent):
@@ -49,7 +46,7 @@ def answers_path(path: Path) -> Path:
 
 def read_responses(path: str | Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines."""
-    path = Path(path).expanduser()
+    path = local_path(path)
     if not path.is_file():
         found = "is no file" if path.exists() else "does not exist"
         raise UserError(f"{path} {found}; name a file of responses, such as a run's generations.jsonl.")
@@ -99,7 +96,6 @@ def pair_rows(
             first=row["response"],
             second=other[key]["response"],
             id=key,
-            columns={name: row[name] for name in TEMPLATE_COLUMNS if name in row},
         )
         for key, row in one.items()
     ]

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..chat_template import render_messages
 from ..errors import UserError, check_at_least, first_line
+from ..files import expanded
 from ..hub_access import locate
 from ..model_folder import model_state
 from ..numerics import numerics
@@ -54,12 +55,22 @@ class RewardModelJudge(PairJudge):
         device: str | None = None,
     ):
         check_at_least(1, batch_size=batch_size, max_length=max_length)
-        self.name = str(model)
+        self.name: str = expanded(model)
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
+
+    # mypy takes a cached property for a read-only one.
+    @cached_property
+    def settings(self) -> dict[str, Any]:  # type: ignore[override]
+        """The options, and a digest of the model's content."""
+        try:
+            state = model_state(self.name)
+        except (OSError, UserError):  # loading it reports the error
+            state = None
+        options = {"dtype": self.dtype, "max_length": self.max_length}
+        return {"reward_model": self.name, "content": state, **options}
 
     def check(self) -> None:
         """Raise a UserError if there is no such model, or it has no tokenizer."""
@@ -68,11 +79,7 @@ class RewardModelJudge(PairJudge):
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Score 2 N responses, except those whose scores are in the store."""
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
-        try:
-            state = model_state(self.name)
-        except (OSError, UserError):  # loading it reports the error
-            state = None
-        judge = content_key(self.settings, state, numerics(self.device))
+        judge = content_key(self.settings, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
         stored = store.get(keys)
         scores = stored | self._scores(

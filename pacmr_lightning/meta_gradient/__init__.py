@@ -5,7 +5,7 @@
 ``per_pair_gradients``.
 """
 
-from .estimators import CentralDifference, ExactCoefficients, GhostDotProduct, MetaGradientEstimator
+from .estimators import CentralDifference, GhostDotProduct, MetaGradientEstimator
 from .outer_objectives import (
     CleanPreference,
     OuterGradient,
@@ -18,7 +18,6 @@ from .step_pairs import StepPairs
 __all__ = [
     "CentralDifference",
     "CleanPreference",
-    "ExactCoefficients",
     "GhostDotProduct",
     "MetaGradientEstimator",
     "OuterGradient",

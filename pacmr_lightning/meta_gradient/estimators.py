@@ -5,11 +5,9 @@ from abc import ABC, abstractmethod
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError, check_within
 from ..gradient import Direction, norm
-from ..policy.attention import PLAIN
 from ..ranks import sum_over_ranks
 from ..recorded import Recorded
 from .per_pair_gradients import pair_losses
@@ -29,10 +27,6 @@ class MetaGradientEstimator(Recorded, ABC):
     Raises:
         UserError: ``clip`` is not above 0.
     """
-
-    exact: bool = False
-    differentiates_twice: bool = False
-    """True if it needs the graph of a gradient, which ZeRO-3 and fused attention do not give."""
 
     def __init__(self, clip: float | None = 10.0):
         check_within("(0, inf]", " (Qu et al.: 10) or null for none", clip=clip)
@@ -91,43 +85,8 @@ class CentralDifference(MetaGradientEstimator):
         return (sides[0] - sides[1]) / (2 * step)
 
 
-class ExactCoefficients(MetaGradientEstimator):
-    """c_i by differentiating through the gradient with its graph retained (Qu et al., appendix A.3).
-
-    The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. For tests and benchmarks: it takes
-    much memory, and attention that can be differentiated twice.
-    """
-
-    exact = True
-    differentiates_twice = True
-
-    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """Return (N,) unclipped coefficients."""
-        policy = pairs.policy
-        parameters = list(policy.adapter().values())
-        parts = []
-        for part, rows in pairs.with_rows():
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                _, losses = pair_losses(policy, pairs.objective, part, rows)
-                if policy.attention not in PLAIN:
-                    raise UserError(
-                        f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
-                        "set attn_implementation to sdpa and layout to auto, or use "
-                        "GhostDotProduct, which is exact too."
-                    )
-                w = torch.ones_like(losses, requires_grad=True)
-                gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
-                products = zip(gradients, direction.values(), strict=True)
-                along = sum((gradient * d).sum() for gradient, d in products)
-                assert isinstance(along, Tensor)
-                parts.append(torch.autograd.grad(along, w)[0])
-        return torch.cat(parts)
-
-
 class GhostDotProduct(MetaGradientEstimator):
     """c_i exactly by ghost dot products, in at most one ordinary backward pass (``StepPairs.along``)."""
-
-    exact = True
 
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """Return (N,) unclipped coefficients."""

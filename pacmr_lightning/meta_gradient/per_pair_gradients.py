@@ -31,10 +31,9 @@ def pair_losses(
     objective: Objective,
     batch: PairBatch,
     rows: Rows | None = None,
-    entropies: bool = False,
 ) -> tuple[Rewards, Tensor]:
     """Return rewards and (N,) losses of pairs with reference log-probabilities; dropped pairs have loss 0."""
-    rewards = Rewards.of(policy.log_probs(batch, rows, entropies), batch, objective.beta)
+    rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
     return rewards, _kept(objective, batch, objective(rewards))
 
 
@@ -54,7 +53,6 @@ def each_gradient(
     batch: PairBatch,
     take: Take,
     take_rest: Take | None = None,
-    entropies: bool = False,
     rows: Rows | None = None,
 ) -> tuple[Rewards, Tensor]:
     """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
@@ -75,7 +73,7 @@ def each_gradient(
         taking(name, gradients)
 
     with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take_now):
-        rewards, losses = pair_losses(policy, objective, batch, rows, entropies)
+        rewards, losses = pair_losses(policy, objective, batch, rows)
         twice = take_rest is not None
         torch.autograd.grad(losses.sum(), anchor, allow_unused=True, retain_graph=twice)
         if take_rest is not None:

@@ -64,14 +64,12 @@ class StepPairs(ABC):
         objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
         batch: N pairs with reference log-probabilities.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
-        entropies: if true, ``rewards`` include the policy's entropies.
     """
 
     policy: PolicyModel
     objective: Objective
     batch: PairBatch
     micro_batch_size: MicroBatchSize
-    entropies: bool = False
     _rows: list[Rows] | None = field(default=None, init=False, repr=False)
 
     @staticmethod
@@ -83,7 +81,6 @@ class StepPairs(ABC):
         *,
         keep: AskedGradients,
         soft_labels: bool = False,
-        entropies: bool = False,
     ) -> StepPairs:
         """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
 
@@ -97,11 +94,11 @@ class StepPairs(ABC):
             objective = SoftLabelDifference(objective)
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
-                return KeptStepPairs(policy, objective, batch, micro_batch_size, entropies)
+                return KeptStepPairs(policy, objective, batch, micro_batch_size)
             except UnhookedLoraError:
                 if keep is True:
                     raise
-        return RecomputedStepPairs(policy, objective, batch, micro_batch_size, entropies)
+        return RecomputedStepPairs(policy, objective, batch, micro_batch_size)
 
     @property
     def soft(self) -> SoftLabelDifference | None:
@@ -170,7 +167,7 @@ class RecomputedStepPairs(StepPairs):
         """Yield each micro-batch detached, and its losses and rewards with their graph."""
         done = 0
         for part, rows in self.with_rows():
-            rewards, losses = pair_losses(self.policy, self.objective, part, rows, self.entropies)
+            rewards, losses = pair_losses(self.policy, self.objective, part, rows)
             place = slice(done, done + len(part))
             done = place.stop
             yield PairLosses(part, rewards.detach(), losses.detach(), place), losses, rewards
@@ -223,9 +220,7 @@ class KeptStepPairs(StepPairs):
         for part, rows in self.with_rows():
             kept: Direction = {}
             rest = None if self.soft is None else add
-            found, loss = each_gradient(
-                self.policy, self.objective, part, partial(keep, kept), rest, self.entropies, rows
-            )
+            found, loss = each_gradient(self.policy, self.objective, part, partial(keep, kept), rest, rows)
             rewards.append(found)
             losses.append(loss)
             self.parts.append({name: kept[name] for name in self.policy.adapter()})
@@ -294,8 +289,3 @@ def _left_free(device: torch.device) -> int:
     """Bytes that neither others nor this process's largest step have taken."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-
-
-def affordable(pairs: int, adapter: int, left: float) -> bool:
-    """Return whether a GPU keeps the pairs' gradients, if the step leaves so many bytes free."""
-    return 4 * pairs * adapter <= max(SMALL, FREE * left)

@@ -22,14 +22,16 @@ from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, re
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import parameter_count
-from ..ranks import on_all_ranks, sum_over_ranks
+from ..policy.model_files import check_savable
 from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
-from ..weighting.base import check_soft_labels, check_update
+from ..weighting.base import check_soft_labels
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
+from .finite import check_finite
+from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import (
     check_schedule,
@@ -69,7 +71,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         min_lr_ratio: share of the peak that the cosine ends at.
         max_grad_norm: the policy's gradient is scaled down to this norm; None for no clipping.
         micro_batch_size: pairs in one forward pass, on each device; None for all of the device's share.
-            "auto": on a GPU under ``pacmr fit`` as many as fit, else 4 or a divisor of it.
+            "auto": on a GPU as many as fit when a fit tries them, else 4 or a divisor of it.
         micro_batch_tokens: tokens in one forward pass instead, on each device; a prompt counts once, padding
             does not.
         max_new_tokens: of a response that ``predict`` generates (greedily).
@@ -111,7 +113,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
-        check_update(self.weighting)
         check_soft_labels(self.weighting, self.objective)
         if self.objective.grouped and not isinstance(self.weighting, Unweighted):
             raise UserError(
@@ -201,9 +202,9 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.checked_pair = data.train_pairs.batch([0])
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
-        share = data.global_batch_size // self.trainer.world_size
-        if self.asks_micro_batch_size and self.micro_batch_size:  # ``SaveRunConfig`` may have chosen another
-            self.micro_batch_size = math.gcd(self.micro_batch_size, share)
+        share = self._share
+        if self.asks_micro_batch_size:  # until memory is tried
+            self.micro_batch_size = math.gcd(AUTO, share)
         elif self.micro_batch_size and share % self.micro_batch_size:
             raise UserError(
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
@@ -221,13 +222,17 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.options = self._fit_options()
         log_short_run(self.trainer)
 
+    @property
+    def _share(self) -> int:
+        """This rank's pairs of a step."""
+        return datamodule(self.trainer).global_batch_size // self.trainer.world_size
+
     def _check_longest(self, data: Any) -> None:
         budget = self.micro_batch_tokens
         for pairs in (data.train_pairs, data.clean_pairs, data.validation_pairs):
             if budget is None or pairs is None:
                 continue
-            prompt, response = pairs.longest()
-            if (tokens := prompt + 2 * response) > budget:
+            if (tokens := int(max(pairs.lengths().max(), pairs.lengths(augmented=True).max()))) > budget:
                 raise UserError(
                     f"micro_batch_tokens is {budget}, but the longest pair has {tokens} tokens; set it to "
                     f"{tokens} or more, or data.max_length lower, which leaves such pairs out."
@@ -253,9 +258,49 @@ class PreferenceModule(Recorded, TrainedOnly):
                 )
         data = datamodule(self.trainer)
         if data is not None:
+            check_savable(self.policy.peft, data.tokenizer, self.policy.name)
             data.fill_reference(self.policy)
             if self.weighting.every:
                 check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
+            if self.trainer.ckpt_path is None:  # else the checkpoint's choice
+                self._resolve_auto(data)
+
+    def _resolve_auto(self, data: Any) -> None:
+        """Choose ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto"."""
+        policy, device = self.policy, self.trainer.strategy.root_device
+        if not self._auto_options():
+            return
+        why: object = "the default without a GPU"
+        if can_be_tried(device):
+            keeps = getattr(self.weighting, "keep_gradients", False) is True
+            why = found = fit_pairs(
+                policy,
+                data.longest_pairs(self._share),
+                "auto" if self.asks_micro_batch_size else self.micro_batch,
+                device,
+                meta=self.weighting.every is not None,
+                kept=self._share if keeps else 0,
+            )
+            if self.asks_micro_batch_size:
+                self.micro_batch_size = found.way.size
+        elif policy.asks_gradient_checkpointing:
+            policy.recompute(False)
+        self._report_auto(why)
+
+    def _report_auto(self, why: object) -> None:
+        """Record and print the chosen values."""
+        found = self._auto_options()
+        self.options |= {name.removeprefix("--model."): value for name, value in found.items()}
+        rank_zero_info(chosen(found, why))
+
+    def _auto_options(self) -> dict[str, Any]:
+        """Return the options that are "auto" and decided by memory, by full name, with their values."""
+        found: dict[str, Any] = {}
+        if self.asks_micro_batch_size:
+            found["--model.micro_batch_size"] = self.micro_batch_size
+        if self.policy.asks_gradient_checkpointing:
+            found["--model.policy.gradient_checkpointing"] = self.policy.gradient_checkpointing
+        return found
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak.
@@ -298,7 +343,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             self.micro_batch,
             keep=learns and self.weighting.keep_gradients,
             soft_labels=self.weighting.soft_labels,
-            entropies=self.weighting.needs_entropies,
         )
         if learns:
             # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
@@ -347,7 +391,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         train, rewards = pairs.batch, pairs.rewards
         # The logged loss is that of the observed labels, also with soft labels.
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
-        check_finite(losses, train.ids, inner.gradient)
+        check_finite(losses, inner.gradient, train.ids)
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
@@ -431,6 +475,7 @@ class PreferenceModule(Recorded, TrainedOnly):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the weighting; check the adapter, the reference's weights and, in a fit, the options."""
         if is_fitting(self) and "weighting" in checkpoint:  # else it is another module's
+            self._take_over(checkpoint["options"])
             check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
         if saved != needed:
@@ -455,6 +500,17 @@ class PreferenceModule(Recorded, TrainedOnly):
             self.weight_statistics.load_state_dict(metrics["weights"])
         self.outer_values = metrics["outer"]
 
+    def _take_over(self, saved: dict[str, Any]) -> None:
+        """Use what a checkpoint's fit chose for "auto", so that it is resumed exactly."""
+        if not self._auto_options():
+            return
+        size = saved["micro_batch_size"]
+        if self.asks_micro_batch_size and size is not None:
+            self.micro_batch_size = math.gcd(size, self._share)
+        if self.policy.asks_gradient_checkpointing:
+            self.policy.recompute(saved["policy.gradient_checkpointing"])
+        self._report_auto("the checkpoint's")
+
     def _fit_options(self) -> dict[str, Any]:
         policy = self.policy
         lora = {
@@ -469,6 +525,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             "attn_implementation": policy.attn_implementation,
             "layout": policy.layout,
             "compile": policy.compiles,
+            "gradient_checkpointing": policy.gradient_checkpointing,
             "lora_compute_dtype": policy.lora_compute_dtype,
         }
         found = {
@@ -508,20 +565,4 @@ def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
         a=weights.a,
         b=weights.b,
         flipped=batch.flipped,
-        features=weights.features,
-    )
-
-
-def check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Raise UserError on all ranks if a pair's loss or the gradient is not finite."""
-    bad = ~torch.isfinite(losses)
-    count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
-    sum_over_ranks([count])
-    if not count:
-        return
-    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()])
-    names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    what = f"The loss of {len(found)} pairs ({names})" if found else "The gradient"
-    raise UserError(
-        f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
     )

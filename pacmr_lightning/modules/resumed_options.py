@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -12,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import UserError
-from ..files import content_digest
+from ..files import content_digest, local_path
 from .schedule import planned_updates
 
 OPTIMIZER = ("learning_rate", "betas", "weight_decay", "warmup_ratio", "min_lr_ratio")
@@ -21,7 +20,7 @@ _USED = {
     *(*OPTIMIZER, "max_grad_norm", "micro_batch_size", "micro_batch_tokens", "planned updates", "seed"),
     *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
     *("policy.attn_implementation", "policy.layout", "policy.compile", "policy.lora_compute_dtype"),
-    "weighting.keep_gradients",
+    *("weighting.keep_gradients", "policy.gradient_checkpointing", "gradient_checkpointing"),
 }
 """Options that a resumed fit may change; all others must equal the checkpoint's."""
 
@@ -48,8 +47,8 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
 
     An object has the arguments of its class that it keeps under their names; a file its name and content.
     """
-    if isinstance(value, str) and os.path.isfile(value):
-        return {name: f"{Path(value).name} ({content_digest(value)[:12]})"}
+    if isinstance(value, str) and (path := local_path(value)).is_file():
+        return {name: f"{path.name} ({content_digest(path)[:12]})"}
     if value is None or isinstance(value, (bool, int, float, str)):
         return {name: value}
     if isinstance(value, Mapping):

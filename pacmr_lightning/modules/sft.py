@@ -1,13 +1,14 @@
 """Supervised fine-tuning of the reference model for preference training."""
 
 import copy
-import os
-import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedModel,
@@ -25,20 +25,28 @@ from transformers import (
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
-from ..numerics import AskedDtype, base_dtype, recomputes
+from ..files import check_writable, expanded, replacing
+from ..numerics import AskedDtype, base_dtype, check_weights, recomputes
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from ..policy.base_model import load_base, recompute_activations, weights_digest
 from ..policy.chunked_log_probs import upcast
-from ..policy.lora import OVERRULED, add_lora, check_keys
-from ..policy.merged_adapters import untie_head
+from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
+from ..policy.model_files import KEPT, check_savable, merge_rounded
+from ..policy.rotary import choose_by_row
+from ..ranks import several_ranks
 from ..waiting import waiting
 from .datamodule import datamodule
+from .finite import check_finite
+from .micro_batch_finder import Way, can_be_tried, chosen, first_that_fits, forward_and_backward
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, log_short_run, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 IGNORED = -100
 """Label of tokens without loss, as in torch."""
+
+MEASURED = 2
+"""Validation rows on which the model that is saved, and the merge of an adapter, are checked."""
 
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 """Default keys of ``peft.LoraConfig``."""
@@ -82,8 +90,8 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
-            fit`` where a step would not fit without it, and from Python on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU if a
+            step does not fit without it (``micro_batch_finder``).
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
@@ -119,21 +127,27 @@ class SFTModule(TrainedOnly):
         check_keys("from_scratch", from_scratch, LlamaConfig, OVERRULED_LLAMA)
         check_keys("lora", lora, LoraConfig, OVERRULED)
         # A checkpoint keeps plain values only.
-        model, save_to = (None if path is None else str(path) for path in (model, save_to))
+        model, save_to = expanded([model, save_to])
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
+        self.asks_gradient_checkpointing = gradient_checkpointing == "auto"
+        """True if a fit chooses."""
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
+        self._rotary_by_row = False
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
-        self.train_loss = MeanMetric(dist_sync_on_step=True)
-        self.val_loss = MeanMetric()
-        self.val_perplexity = Perplexity()
+        self._update_loss: Tensor | None = None
+        """0-dim sum of this rank's losses since the last update."""
+        # Without warnings of NaN, which check_finite refuses.
+        self.train_loss = MeanMetric(dist_sync_on_step=True, nan_strategy="disable")
+        self.val_loss = MeanMetric(nan_strategy="disable")
+        self.val_perplexity = Perplexity(nan_strategy="disable")
 
     @property
     def folder(self) -> Path:
         """Folder of the saved model."""
-        return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model").expanduser()
+        return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model")
 
     def setup(self, stage: str) -> None:
         """Check what would otherwise fail after the training."""
@@ -150,6 +164,7 @@ class SFTModule(TrainedOnly):
                 f"The model would be saved in {folder}, which is not a saved model; move that folder, or set "
                 "save_to to another folder."
             )
+        check_writable("The folder of the model", str(folder), folder.parent)
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDPStrategy) or (
             isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
@@ -167,20 +182,29 @@ class SFTModule(TrainedOnly):
             return
         exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
-        dtype = self._base_dtype()
+        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
         with waiting(f"Loading {self.hparams['model'] or 'a new model'}"):
             if self.hparams["from_scratch"] is not None:
                 network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
             else:
                 network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
+        if self.asks_gradient_checkpointing and not network.supports_gradient_checkpointing:
+            self.asks_gradient_checkpointing = self.hparams["gradient_checkpointing"] = False
+        if is_fitting(self):
+            check_savable(network, tokenizer, self.hparams["model"] or "from_scratch")
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             if is_fitting(self):
                 with waiting("Hashing the base model's weights"):
                     self._base_digest = weights_digest(network)
-            network = self._with_lora(network)
+            network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
+        elif others := other_parts(network):
+            for name in others:
+                network.get_submodule(name).requires_grad_(False)
+            rank_zero_info(f"{type(network).__name__} is trained without {', '.join(others)}.")
+        self._rotary_by_row = choose_by_row(network, network.config) is not None
         # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
@@ -189,41 +213,29 @@ class SFTModule(TrainedOnly):
             f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
         )
 
-    def unbuilt(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | PeftModel:
-        """Return the network as ``configure_model`` makes it, on the meta device: no memory, no weights."""
-        with torch.device("meta"):
-            if self.hparams["from_scratch"] is not None:
-                network = _new_llama(self.hparams["from_scratch"], tokenizer, self._base_dtype())
-            else:
-                config = AutoConfig.from_pretrained(adapter_chain(self.hparams["model"])[-1])
-                network = AutoModelForCausalLM.from_config(config, dtype=self._base_dtype())
-            return network if self.hparams["lora"] is None else self._with_lora(network)
-
-    def _base_dtype(self) -> torch.dtype:
-        return base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
-
-    def _with_lora(self, network: PreTrainedModel) -> PeftModel:
-        return add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
-
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
         assert self.network is not None
-        logits = self.network(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-        ).logits
-        targets = batch["labels"][:, 1:]
-        is_response = targets != IGNORED
-        # Selected first: an fp32 copy of all logits would be the step's largest tensor.
-        return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
+        return _token_losses(self.network, batch, self._rotary_by_row)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return a batch's part of the update's mean over response tokens."""
         losses = self.token_losses(batch)
         self.train_loss(losses.detach())
+        self._update_loss = losses.detach().sum() + (self._update_loss or 0)
         self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
         # Lightning averages over ranks and over the batches of a full update, also in a short one.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return losses.sum() * (parts / datamodule(self.trainer).update_tokens(batch_idx))
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop all ranks before an update whose loss or gradient is not finite."""
+        assert self._update_loss is not None
+        gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
+        # A scaler of float16 tries scales, and skips an update whose gradient overflows.
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        check_finite(self._update_loss, {} if scaled else gradients)
+        self._update_loss = None
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Collect the validation rows' token losses."""
@@ -232,6 +244,10 @@ class SFTModule(TrainedOnly):
         self.val_perplexity.update(losses)
         self.log("val/loss", self.val_loss, prog_bar=True)
         self.log("val/perplexity", self.val_perplexity)
+
+    def on_validation_epoch_end(self) -> None:
+        """Stop all ranks if the validation loss is not finite."""
+        check_finite(self.val_loss.compute(), {}, of="validation loss")
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW; warm-up, then a cosine over the run's optimizer steps."""
@@ -248,14 +264,52 @@ class SFTModule(TrainedOnly):
     def on_fit_start(self) -> None:
         """Refuse a trainer precision that cast trained weights to half precision."""
         assert self.network is not None
-        network = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
-        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", network)
+        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", self._plain)
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
                     f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
                     "trainer.precision to 32-true or bf16-mixed."
                 )
+        # A checkpoint has the choice of its fit.
+        if self.asks_gradient_checkpointing and self.trainer.ckpt_path is None:
+            self._try_recomputation()
+
+    @property
+    def _plain(self) -> PreTrainedModel:
+        """The transformers model, with its LoRA layers if any."""
+        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
+        return cast("PreTrainedModel", plain)
+
+    def _try_recomputation(self) -> None:
+        """Choose ``gradient_checkpointing``, and print it."""
+        assert self.network is not None
+        device, data = self.trainer.strategy.root_device, datamodule(self.trainer)
+        if not can_be_tried(device):
+            self._recompute(False, "the default without a GPU")
+            return
+        batch = move_data_to_device(data.longest_batch(), device)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
+        def loss() -> Tensor:
+            with self.trainer.precision_plugin.train_step_context():
+                return self.token_losses(batch).sum()
+
+        def step(way: Way) -> None:
+            recompute_activations(self._plain, way.recomputed, dropout=True)
+            # AdamW's two moments, and DDP's buckets.
+            forward_and_backward(trained, loss, copies=2 + several_ranks())
+
+        ways = [Way(data.batch_size, recomputed) for recomputed in (False, True)]
+        found = first_that_fits(ways, step, device)
+        self._recompute(found.way.recomputed, found)
+
+    def _recompute(self, recomputed: bool, why: object) -> None:
+        """Recompute activations from now on, or keep them, and print it."""
+        recompute_activations(self._plain, recomputed, dropout=True)
+        self.hparams["gradient_checkpointing"] = recomputed
+        self.options["gradient_checkpointing"] = recomputed
+        rank_zero_info(chosen({"--model.gradient_checkpointing": recomputed}, why))
 
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
@@ -263,8 +317,15 @@ class SFTModule(TrainedOnly):
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         assert self.network is not None
-        save_model(self.folder, self.network, datamodule(self.trainer).tokenizer)
+        data = datamodule(self.trainer)
+        losses = partial(_some_losses, data, self._rotary_by_row)
+        share = save_model(self.folder, self.network, data.tokenizer, losses)
         rank_zero_info(f"The model is saved in {self.folder}.")
+        if share is not None and share < KEPT:
+            rank_zero_info(
+                f"{share:.0%} of what the adapter changes are left after merging: {self.hparams['dtype']} "
+                "weights round the rest away; train with --model.dtype float32."
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen base out; add the options and the base's digest."""
@@ -283,6 +344,8 @@ class SFTModule(TrainedOnly):
             )
         if not is_fitting(self):
             return
+        if self.asks_gradient_checkpointing:
+            self._recompute(checkpoint["options"]["gradient_checkpointing"], "the checkpoint's")
         check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(
@@ -295,7 +358,7 @@ class SFTModule(TrainedOnly):
         use_options(self, *(self.hparams[name] for name in ("learning_rate", "betas", "weight_decay")))
 
     def _options(self) -> dict[str, Any]:
-        names = (*OPTIMIZER, "dtype", "lora", "from_scratch")
+        names = (*OPTIMIZER, "dtype", "lora", "from_scratch", "gradient_checkpointing")
         trainer = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
         return {
             **flat_options("", {name: self.hparams[name] for name in names}),
@@ -329,34 +392,67 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
             f"The model {name} is pretrained, but the tokenizer is a new one with other tokens; "
             f"set the datamodule's tokenizer to {name}."
         )
-    path = Path(name).expanduser()
-    model = load_base(str(path) if path.is_dir() else name, dtype, dropout=True)
+    model = load_base(name, dtype, dropout=True)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
             f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} has "
             f"{rows} embeddings; set the datamodule's tokenizer to {name}."
         )
-    if model.config.pad_token_id is None:
+    if getattr(model.config, "pad_token_id", None) is None:  # Gemma 3 has it in its text_config
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
 
 
-def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Save model (adapter merged in a copy) and tokenizer as a Hugging Face folder, replaced atomically."""
+def save_model(
+    folder: Path,
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    values: Callable[[nn.Module], Tensor] | None = None,
+) -> float | None:
+    """Save model (adapter merged in a copy) and tokenizer as a Hugging Face folder, replaced atomically.
+
+    Returns:
+        The share of the adapter's effect on a model's ``values`` that rounding left; None if not measured.
+
+    Raises:
+        UserError: a weight is not finite; the folder is as before.
+    """
+    share: float | None = None
     plain: Any = model
+    check_weights(model.state_dict(), folder)
     if isinstance(model, PeftModel):
-        adapted: Any = copy.deepcopy(model)
-        untie_head(adapted.get_base_model())
-        plain = adapted.merge_and_unload()
+        adapted = copy.deepcopy(model)
+        dtype = adapted.dtype
+        # Weights in float32 are not rounded.
+        of_half = values if dtype != torch.float32 else None
+        plain, share = merge_rounded(adapted, dtype, of_half and (lambda: of_half(adapted)))
+    if values is not None and not torch.isfinite(values(plain)).all():
+        raise UserError(
+            f"The loss of the trained model is not finite, so {folder} is not written: the training "
+            "diverged; lower the learning rate."
+        )
     stop_at_end_tokens(plain.generation_config, tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    plain.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    with replacing(folder) as new:
+        plain.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+    return share
+
+
+@torch.no_grad()
+def _some_losses(data: Any, rotary_by_row: bool, network: nn.Module) -> Tensor:
+    """Return the losses of a few validation rows, without dropout."""
+    batch = next(iter(data.val_dataloader()))
+    rows = {name: values[:MEASURED] for name, values in batch.items()}
+    return _token_losses(network.eval(), rows, rotary_by_row)
+
+
+def _token_losses(network: nn.Module, batch: dict[str, Tensor], rotary_by_row: bool) -> Tensor:
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if rotary_by_row:  # padding has the last position
+        inputs["position_ids"] = batch["attention_mask"].cumsum(1) - 1
+    logits = network(**inputs, use_cache=False).logits
+    targets = batch["labels"][:, 1:]
+    is_response = targets != IGNORED
+    # Selected first: an fp32 copy of all logits would be the step's largest tensor.
+    return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PretrainedConfig, PreTrainedModel
@@ -18,7 +17,7 @@ from .compiled import allow_recompilations
 from .packed_attention import HALF, VARLEN
 from .token_layout import Layout, Rows
 
-AskedLayout = Literal["auto", "shared", "separate", "packed", "packed_shared"]
+AskedLayout = Literal["auto", "shared", "separate", "packed_shared"]
 PreparedMask = Tensor | BlockMask
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
@@ -26,7 +25,6 @@ PLAIN = ("sdpa", "eager")
 """Plain torch operations, twice differentiable on any device."""
 LAYOUT_NAMES = {
     "shared": "a shared prompt",
-    "packed": "sequences packed into one row",
     "packed_shared": "pairs with a shared prompt packed into one row",
     "separate": "one sequence a row",
     "plain": "the model's own, whole logits",
@@ -94,7 +92,7 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype, com
         )
     if is_flash(attention) and layout == "shared":
         raise UserError(
-            f"{attention} cannot honour the mask of the layout shared; set layout to packed or auto, or "
+            f"{attention} cannot honour the mask of the layout shared; set layout to separate or auto, or "
             f"attn_implementation to {FLEX} or sdpa."
         )
     if layout == "packed_shared" and attention != "auto":
@@ -114,7 +112,7 @@ def attention_plans(
 ) -> tuple[list[AttentionPlan], list[str]]:
     """Return plans in a fixed order, so that all processes and resumed runs agree, and notes on others."""
     own, half = attention_of(model), model.dtype in HALF
-    chosen: list[Layout] = [layout] if layout != "auto" else ["packed" if is_flash(own) else "shared"]
+    chosen: list[Layout] = [layout] if layout != "auto" else ["separate" if is_flash(own) else "shared"]
     on_gpu = asked == "auto" and device.type == "cuda"
     if on_gpu and layout == "auto" and half and not compiles and model._supports_flash_attn:
         chosen = ["packed_shared", *chosen]
@@ -147,16 +145,7 @@ def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -
         assert config.get_text_config()._attn_implementation == VARLEN
         # transformers makes no mask where it is given one with 4 dimensions; this one is not used.
         return {"attention_mask": rows.input_ids.new_zeros(1, 1, 1, 1), "packing": rows.packing}
-    if rows.lengths is None:
-        return {"attention_mask": shared_mask(rows, config, dtype)}
-    inputs: dict[str, Any] = {"attention_mask": None}
-    if is_flash(config.get_text_config()._attn_implementation):
-        # Otherwise every layer would derive them from the positions and synchronize the device.
-        ends = F.pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        longest = int(rows.lengths.max())
-        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        inputs |= {"max_length_q": longest, "max_length_k": longest}
-    return inputs
+    return {"attention_mask": shared_mask(rows, config, dtype)}
 
 
 def shared_mask(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +19,11 @@ from transformers.utils import find_adapter_config_file
 from ..batch import PairBatch
 from ..errors import UserError, is_out_of_memory
 from ..hub_access import locate
+from ..numerics import not_finite
 from ..strategies.sharding import whole
 from .attention import use_attention
 from .merged_adapters import merge_adapter
+from .model_files import mend_generation_config
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 
@@ -71,8 +74,14 @@ def load_base(
             f"The model {name} is stored in 4 bits; set quantization to 4bit to train it (merging needs a "
             "model that is stored in full)."
         )
+    if damaged := not_finite(model.state_dict()):
+        raise UserError(
+            f"The model {name} has weights that are not finite in {dtype}, such as {damaged}; take another "
+            "copy of it, or float32."
+        )
     if not dropout:
         _switch_off_dropout(model)
+    mend_generation_config(model, name)
     return model
 
 
@@ -187,11 +196,18 @@ def _switch_off_dropout(model: PreTrainedModel) -> None:
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
             holder.p = 0.0
+        if isinstance(holder, nn.Module) and "Router" in type(holder).__name__:
+            # Phi-MoE draws its experts in training mode.
+            holder.eval().train = partial(_unchanged, holder)  # type: ignore[method-assign]
         for name, value in list(vars(holder).items()):
             if isinstance(value, float) and (
                 "dropout" in name or name.endswith(others) or name == "jitter_noise"
             ):
                 setattr(holder, name, 0.0)
+
+
+def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 def weights_digest(model: PreTrainedModel) -> str:
@@ -213,6 +229,10 @@ def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropo
     """Turn activation checkpointing on or off; ``dropout`` saves the random state with it."""
     # transformers' older name is gradient checkpointing.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if recomputed and not model.supports_gradient_checkpointing:
+        raise UserError(
+            f"{type(model).__name__} cannot recompute activations; set gradient_checkpointing to false."
+        )
     if recomputed:
         getattr(model, f"{kind}_checkpointing_enable")(
             {"use_reentrant": False, "preserve_rng_state": dropout}

@@ -4,6 +4,7 @@ import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import UserError
+from .rotary import scalings
 
 _STRETCHED = ("linear", "dynamic", "yarn")
 """Rotary scalings that extend ``max_position_embeddings`` by their factor."""
@@ -16,9 +17,8 @@ def positions(config: PreTrainedConfig) -> int | None:
     if limit is None or getattr(config, "alibi", False):
         return None
     found = [limit]
-    rope = getattr(config, "rope_parameters", None) or {}
-    for scaling in (rope, *rope.values()):  # some have one per layer type
-        if isinstance(scaling, dict) and scaling.get("rope_type") in _STRETCHED:
+    for scaling in scalings(config):
+        if scaling["rope_type"] in _STRETCHED:
             before = scaling.get("original_max_position_embeddings") or limit
             found.append(int(before * scaling.get("factor", 1)))
     return max(found)

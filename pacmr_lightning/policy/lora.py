@@ -1,11 +1,13 @@
 """The policy's LoRA adapter: options, construction and checks."""
 
 import inspect
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
@@ -65,10 +67,17 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
             for target in options[key]:
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
                     raise UserError(f"{key} names {target}, {_which_there_are(model)}")
+    asked = options.keys() - {"r", "target_modules"}
+    if others := _without_adapters(model):
+        rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")
+        own = options.get("exclude_modules") or []
+        own = own if isinstance(own, str) else _below(own)
+        options = {**options, "exclude_modules": f"({own})|({_below(others)})"}
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"(?s).*\bexclude_modules\b")
             # PEFT only warns of an option without effect.
-            for key in options.keys() - {"r", "target_modules"}:
+            for key in asked:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
             with torch.device("cpu"):
@@ -91,30 +100,59 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
     return adapted
 
 
-def linear_names(model: nn.Module) -> list[str]:
-    """Return the last name parts of the linear layers except the head."""
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    # Excludes routers: linear subclasses whose forward returns several tensors.
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Return the last name parts of the language model's linear layers except head and routers."""
+    head, others = model.get_output_embeddings(), _below(_without_adapters(model))
     return sorted(
         {
             name.removesuffix(".base_layer").rpartition(".")[2]
             for name, module in model.named_modules()
             if module is not head
             and isinstance(module, (nn.Linear, Conv1D))
-            and not type(module).__module__.startswith("transformers.models")
+            and not re.fullmatch(others, name)
+            and not name.rpartition(".")[2].isdigit()  # whole layers end in digits, too
             and ".lora_" not in name
         }
     )
 
 
-def _which_there_are(model: nn.Module) -> str:
+def other_parts(model: PreTrainedModel) -> list[str]:
+    """Return the names of parts beside the language model that text does not run, such as a vision tower."""
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    if any(decoder is one for one in (model, model.base_model, head)):
+        return []
+    names = {id(module): name for name, module in model.named_modules()}
+    siblings = model.get_submodule(names[id(decoder)].rpartition(".")[0]).children()
+    return [
+        names[id(part)]
+        for part in siblings
+        if part not in (decoder, head) and any(True for _ in part.parameters())
+    ]
+
+
+def _without_adapters(model: PreTrainedModel) -> list[str]:
+    """Return names of other parts, and last names of routers, which return several tensors."""
+    routers = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and "Router" in type(module).__name__
+    }
+    return [*other_parts(model), *sorted(routers)]
+
+
+def _below(names: Iterable[str]) -> str:
+    """Return a regular expression of modules with these last names, and all below them."""
+    return rf"(.*\.)?({'|'.join(map(re.escape, names))})(\..*)?" if names else r"(?!)"
+
+
+def _which_there_are(model: PreTrainedModel) -> str:
     return (
         f"but {type(model).__name__} has no such layer; set it to all-linear or some of {_listed(model)}, or "
         "to a regular expression of whole names."
     )
 
 
-def _listed(model: nn.Module, without: str = "") -> str:
+def _listed(model: PreTrainedModel, without: str = "") -> str:
     return f"[{', '.join(name for name in linear_names(model) if repr(name) not in without)}]"
 
 

@@ -67,7 +67,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product (batched for 3 dimensions) in the operands' dtype; of bf16 ones in fp32, unrounded."""
     if a.dtype != BF16:
         return a @ b
-    # torch does not differentiate it, which ``ExactCoefficients`` would need.
+    # torch does not differentiate it.
     if a.is_cuda and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
         return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within
+from ..files import expanded
 from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
@@ -33,12 +34,14 @@ from .attention import (
     use_attention,
 )
 from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
-from .chunked_log_probs import token_values, upcast
+from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
+from .middle_states import middle_states
 from .mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
+from .rotary import choose_by_row
 from .selfcheck import choose_plan
 from .token_layout import Layout, Rows, rows_of
 
@@ -77,15 +80,15 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so under ``pacmr
-            fit`` where a step would not fit without it, and from Python on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, in a
+            fit only if a step does not fit without it (``modules.micro_batch_finder``).
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
-            "packed" puts the sequences into one row without padding (for FlashAttention), "packed_shared"
-            the pairs with a shared prompt (by ``varlen_attn`` on a GPU with a half-precision base, else by
-            SDPA for each sequence). "auto" takes "packed_shared" on such a GPU, "packed" with FlashAttention
-            and "shared" otherwise. Any is checked on a real pair first.
+            "packed_shared" puts pairs with a shared prompt into one row without padding (by ``varlen_attn``
+            on a GPU with a half-precision base, else by SDPA for each sequence). "auto" takes it on such a
+            GPU, "separate" with FlashAttention and "shared" otherwise. Any is checked on the longest and
+            shortest pairs first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
@@ -136,8 +139,10 @@ class PolicyModel(Recorded, nn.Module):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        self.name = str(model)
+        self.name: str = expanded(model)
         self.gradient_checkpointing = recomputes(gradient_checkpointing)
+        self.asks_gradient_checkpointing = gradient_checkpointing == "auto"
+        """True if a fit chooses."""
         self.attn_implementation = attn_implementation
         self.layout = layout
         self.logit_chunk = logit_chunk
@@ -150,8 +155,11 @@ class PolicyModel(Recorded, nn.Module):
         """True after this process's first optimizer step, when peak memory is representative."""
         self.pair_memory: int | None = None
         """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
+        self.generates_alone: bool | None = None
+        """True if a prompt's neighbours change its responses; None until there are some."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
+        self._checked = (0, 0)
 
     def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
         """Load the base and add the adapter, once; ``announce`` prints a summary.
@@ -188,6 +196,9 @@ class PolicyModel(Recorded, nn.Module):
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
                 save_with_bases, self.peft, chain
             )
+        if self.asks_gradient_checkpointing and not self.model.supports_gradient_checkpointing:
+            self.gradient_checkpointing = self.asks_gradient_checkpointing = False
+        self._length_limit = choose_by_row(self.model, self.model.config)
         if self.gradient_checkpointing:
             recompute_activations(self.model)
         if self.compiles:
@@ -200,6 +211,12 @@ class PolicyModel(Recorded, nn.Module):
                 f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
                 f"{trained:,} trained of {base.num_parameters():,} parameters."
             )
+
+    def recompute(self, recomputed: bool) -> None:
+        """Recompute activations in backward from now on, or keep them."""
+        if recomputed != self.gradient_checkpointing:
+            recompute_activations(self.model, recomputed)
+            self.gradient_checkpointing = recomputed
 
     @property
     def model(self) -> PreTrainedModel:
@@ -277,24 +294,20 @@ class PolicyModel(Recorded, nn.Module):
         """Lay out the batch as the self-check chose."""
         return rows_of(self._plan_for(batch).layout, batch)
 
-    def log_probs(self, batch: PairBatch, rows: Rows | None = None, entropies: bool = False) -> LogProbs:
-        """Return (N,) summed response log-probabilities, in nats; ``entropies`` adds the next tokens'."""
-        return self.score(self.rows(batch) if rows is None else rows, entropies)
+    def log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
+        """Return (N,) summed response log-probabilities, in nats."""
+        return self.score(self.rows(batch) if rows is None else rows)
 
     def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
         """Return summed response log-probabilities of N pairs in a given layout."""
         return self.score(rows_of(layout, batch))
 
-    def score(self, rows: Rows, entropies: bool = False) -> LogProbs:
+    def score(self, rows: Rows) -> LogProbs:
         """Return summed response log-probabilities of laid-out pairs, adapter on or off."""
         states, head = self._predictions(rows)
         head_weights = self.model.get_output_embeddings().parameters()
         frozen = not rows.whole_logits and not any(weight.requires_grad for weight in head_weights)
-        tokens = token_values(states, head, rows.targets, self._pieces(rows), frozen, entropies)
-        found = rows.log_probs(tokens.log_probs)
-        if tokens.entropies is not None:
-            found.entropies = rows.log_probs(tokens.entropies)
-        return found
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:
@@ -334,10 +347,10 @@ class PolicyModel(Recorded, nn.Module):
     def response_states(self, rows: Rows) -> Tensor:
         """Return (N, 2, H) fp32 states of chosen and rejected responses, adapter on or off.
 
-        A state is the middle layer's mean over the positions that predict the response.
+        A state is the middle layer's mean over the positions that predict the response; no later layer runs.
         """
-        found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
-        middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
+        states = middle_states(self.model, self._inputs(rows), stop=not self.is_sharded)
+        middle = states[rows.source].float()
         count = 2 * rows.pairs
         sums = middle.new_zeros(count, middle.shape[1]).index_add(0, rows.owner, middle)
         means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
@@ -358,7 +371,8 @@ class PolicyModel(Recorded, nn.Module):
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
-        if rows.position_ids is not None:
+        # Rotary frequencies by row need a row's own positions.
+        if self._length_limit is not None or not rows.whole_logits:
             inputs["position_ids"] = rows.position_ids
         return inputs | {"input_ids": rows.input_ids, "use_cache": False}
 
@@ -366,21 +380,36 @@ class PolicyModel(Recorded, nn.Module):
         pieces = -(-len(rows.targets) // self.logit_chunk)
         return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
 
-    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
-        if self._plan is None:
-            if self.compiles and self.is_sharded:
-                raise UserError(
-                    "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
-                    "to false, or use a lower stage."
-                )
-            self._plan = choose_plan(
-                self.model, self.attn_implementation, self.layout, batch, self.log_probs_in, self.compiles
+    def check(self, pairs: PairBatch) -> None:
+        """Choose attention and layout by the self-check of these pairs, unless longer ones have been checked.
+
+        On all processes alike: the longest and the shortest pairs of a run, before their values are computed.
+        """
+        if self.compiles and self.is_sharded:
+            raise UserError(
+                "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
+                "to false, or use a lower stage."
             )
+        row, sequence = pairs.lengths.amax(0).tolist()
+        if row <= self._checked[0] and sequence <= self._checked[1]:
+            return
+        self._checked = max(row, self._checked[0]), max(sequence, self._checked[1])
+        self._plan = choose_plan(
+            self.model, self.attn_implementation, self.layout, pairs, self.score, self.compiles
+        )
+
+    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
+        # A loop of one's own may not call ``check``. Processes differ in their batches, so that after the
+        # first they could not check together.
+        if self._plan is None or not torch.distributed.is_initialized():
+            self.check(batch[:1] if self.is_sharded else batch)
+        assert self._plan is not None
         return self._plan
 
-    def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
-        """Return what log-probabilities depend on besides weights and tokens."""
-        plan = self._plan_for(batch)
+    def log_prob_options(self) -> dict[str, Any]:
+        """Return what log-probabilities depend on besides weights and tokens, after a ``check``."""
+        plan = self._plan
+        assert plan is not None, "pairs are checked before their values are computed"
         config = self.model.config.to_dict()
         # These do not change log-probabilities.
         ignored = ("_name_or_path", "transformers_version", "use_cache")
@@ -395,8 +424,8 @@ class PolicyModel(Recorded, nn.Module):
         }
 
     @torch.no_grad()
-    def generate(self, **options: Any) -> Tensor:
-        """Generate with transformers; returns prompt and continuation.
+    def generate(self, **options: Any) -> Any:
+        """Generate with transformers; returns prompt and continuation, or what ``options`` ask for.
 
         Of the model's ``generation_config`` only special tokens apply. SDPA replaces FlexAttention, which
         would compile for every length.
@@ -409,8 +438,11 @@ class PolicyModel(Recorded, nn.Module):
             return_freed_memory()
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
+        length = options["input_ids"].shape[1] + options["max_new_tokens"]
+        # Cached keys would keep the frequencies of a shorter sequence.
+        use_cache = self._length_limit is None or length <= self._length_limit
         try:
-            return self.peft.generate(**options, use_cache=True)
+            return self.peft.generate(**options, use_cache=use_cache)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

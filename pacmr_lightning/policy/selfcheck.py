@@ -1,4 +1,4 @@
-"""Self-check of attention and token layout on one real pair."""
+"""Self-check of attention and token layout on the longest and shortest pairs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ from .attention import (
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
 from .packed_attention import HALF
-from .token_layout import Layout
+from .rotary import length_limit
+from .token_layout import Layout, Rows, alone_rows, rows_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by dtype."""
@@ -41,14 +43,14 @@ ROUNDING_FACTOR = 3
 """Accepted multiple of what rounding alone changes in the model's own forward, beyond these tolerances."""
 DRAWS = 3
 """Runs of the model's own forward that measure this."""
-CAUSAL_FACTOR = 10
-"""Multiple of ``TOLERANCE`` that later tokens may change a prediction by, since shapes round differently."""
 JUDGE_BYTES = 2**32
 """Maximum bytes of the trusted attention weights."""
 
-PairScore = Callable[[Layout, PairBatch], LogProbs]
 Computed = tuple[Tensor, Tensor]
-"""(2,) log-probabilities of chosen and rejected, and (V', H) their gradient by token id."""
+"""(2, 1 + K) log-probabilities of chosen and rejected, and (V', H) their gradient by token id.
+
+They are those of the first of K pairs, of which the gradient is, and of all of them in one batch.
+"""
 Errors = tuple[float, float]
 """Largest difference of a response's mean token, in nats, and relative error of the gradient."""
 
@@ -61,20 +63,23 @@ def choose_plan(
     asked: str,
     layout: AskedLayout,
     batch: PairBatch,
-    score: PairScore,
+    score: Callable[[Rows], LogProbs],
     compiled: bool,
 ) -> AttentionPlan:
-    """Return and activate the first plan that matches the model's own forward on the batch's longest pair.
+    """Return and activate the first plan that matches the model's own forward on the batch's extreme pairs.
 
-    Values and gradients are compared with SDPA's plain kernel, since a kernel may be wrong in backward only.
-    Large activations may amplify rounding beyond any fixed tolerance. The limit is then ``ROUNDING_FACTOR``
-    times what rounding changes in the model's own forward. In half precision this may be too much to reveal a
-    wrong mask, so the plan must also agree with the base cast to fp32. All processes use the same plan.
+    The own forward reads one sequence at a time. A plan must give the longest pair's values and gradient, and
+    all values in one batch. They are compared with SDPA's plain kernel, since a kernel may be wrong in
+    backward only. Large activations may amplify rounding beyond any fixed tolerance. The limit is then
+    ``ROUNDING_FACTOR`` times what rounding changes in the own forward. In half precision this may be too much
+    to reveal a wrong mask, so the plan must also agree with the base cast to fp32. All processes use the same
+    plan.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
-    check = _PairCheck(model, _checked_pair(batch, model, device), score, trusted, compiled)
+    pairs = move_data_to_device(batch.extremes(), device)
+    check = _PairCheck(model, pairs, score, trusted, compiled)
     candidates, notes = attention_plans(model, asked, layout, device, compiled)
     was_training = model.training
     model.train()  # as in training, where gradient checkpoints apply; there is no dropout
@@ -82,48 +87,24 @@ def choose_plan(
         with check.by_trusted_kernels():
             truth = check.trusted()
         for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
-            fault = None if plan == AttentionPlan(trusted, "plain") else check.fault(plan, truth)
+            fault = check.fault(plan, truth)
             if max_over_ranks(int(fault is not None), device):
                 fault = fault or "it fails in another process"
             if fault is None:
                 if asked == "auto":
                     rank_zero_info(" ".join([f"Log-probabilities are computed from {plan}.", *notes]))
-                # A repeated prompt amplifies rounding more than pairs do.
-                repeated = check.pair.input_ids.shape[1] > batch.input_ids.shape[1]
-                if check.rounding > GRADIENT_TOLERANCE[model.dtype] and not repeated:
-                    rank_zero_warn(
-                        f"Rounding in {str(model.dtype).removeprefix('torch.')} changes the gradient of "
-                        f"{name}'s own forward by {check.rounding:.0%} on the checked pair; if training is "
-                        "unstable, set dtype to float32."
-                    )
                 use_attention(model, plan.attention)
                 return plan
             if following is not None:
                 rank_zero_warn(
-                    f"{name} with {plan.attention} attention cannot use the {plan.layout} layout ({fault}); "
-                    f"falling back to {following}."
+                    f"{name} with {plan.attention} attention does not use the {plan.layout} layout "
+                    f"({fault}); falling back to {following}."
                 )
     finally:
         model.train(was_training)
     raise UserError(
-        f"{name} does not work with {plan.attention} here ({fault}); set attn_implementation to auto or sdpa."
-    )
-
-
-def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device) -> PairBatch:
-    """The batch's longest pair, its prompt repeated until it exceeds the sliding window."""
-    config = model.config.get_text_config().to_dict()
-    window, limit = config.get("sliding_window"), config.get("max_position_embeddings")
-    longest = int((batch.segment_ids != Segment.PAD).sum(1).argmax())
-    pair = batch[longest : longest + 1]
-    segments, tokens = pair.segment_ids[0], pair.input_ids[0]
-    prompt, chosen, rejected = (tokens[segments == s] for s in list(Segment)[1:])
-    # Ignores a window that no sequence can exceed.
-    if window is not None and (limit is None or window < limit):
-        prompt = prompt.repeat(max(1, -(-(window + 1) // len(prompt))))
-    found = PairBatch.collate(pair.ids, *([part.tolist()] for part in (prompt, chosen, rejected)))
-    return PairBatch(
-        found.ids, found.input_ids.to(device), found.segment_ids.to(device), pair.flipped.to(device)
+        f"No layout gives {name} with {plan.attention} attention the values of each sequence alone "
+        f"({fault}); set attn_implementation to auto or sdpa, or name another model."
     )
 
 
@@ -143,13 +124,12 @@ def _weights_in_fp32(model: PreTrainedModel) -> Iterator[None]:
 @dataclass
 class _PairCheck:
     model: PreTrainedModel
-    pair: PairBatch
-    score: PairScore
+    pairs: PairBatch
+    """K pairs, a longest first."""
+    score: Callable[[Rows], LogProbs]
     attention: str
     """Trusted attention."""
     compiled: bool
-    rounding: float = 0.0
-    """Relative error of the own forward's gradient against fp32, where that was computed."""
 
     @contextmanager
     def by_trusted_kernels(self) -> Iterator[None]:
@@ -161,41 +141,40 @@ class _PairCheck:
             yield
 
     def trusted(self) -> Computed:
-        """Return the values of the model's own forward; warn of adapters that it never calls."""
+        """Return the values of the model's own forward; refuse adapters that it does not call."""
         model, name = self.model, type(self.model).__name__
         called: set[str] = set()
-        layers = [(key.rpartition(".")[2], m) for key, m in model.named_modules() if isinstance(m, LoraLayer)]
-        adapted = {key for key, _ in layers}
+        layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, LoraLayer)}
         handles = [
             layer.register_forward_hook(lambda *_, key=key: called.add(key))  # type: ignore[attr-defined]
-            for key, layer in layers
+            for key, layer in layers.items()
         ]
         try:
-            truth = self._computed("plain")
+            truth = self._computed(None)
             ahead = self._looks_ahead()
         except Exception as failure:  # any error of a model's code
             if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
                 raise
             said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
-            plain = linear_names(model)
-            fix = "name another model"
-            if others := sorted(adapted - set(plain)):
-                fix = f"{', '.join(others)} may be no plain layer: set target_modules to [{', '.join(plain)}]"
-            said = f"{type(failure).__name__}: {said}"
-            raise UserError(f"{name} cannot be used, for its forward pass fails ({said}); {fix}.") from None
+            raise UserError(
+                f"The forward pass of {name} fails ({type(failure).__name__}: {said}); set target_modules to "
+                f"some of [{', '.join(linear_names(model))}], or name another model."
+            ) from None
         finally:
             for handle in handles:
                 handle.remove()
-        # NaN is reported where pairs are scored.
-        if ahead > CAUSAL_FACTOR * TOLERANCE[model.dtype]:
+        if ahead > TOLERANCE[model.dtype]:
             raise UserError(
-                f"{name} is not causal: its predictions change by {ahead:.1e} nats per token with the tokens "
-                "after them; name a causal language model (a decoder)."
+                f"The predictions of {name} change by {ahead:.1e} nats per token with the tokens after them; "
+                "name a causal language model (a decoder)."
             )
-        if unused := sorted(adapted - called):
-            rank_zero_warn(
-                f"{name} never calls {', '.join(unused)} as a layer, so adapters there have no effect; leave "
-                "them out of target_modules."
+        if unused := sorted(layers.keys() - called):
+            last = {key.rpartition(".")[2] for key in unused}
+            others = [each for each in linear_names(model) if each not in last]
+            raise UserError(
+                f"{name} does not call {len(unused)} of its {len(layers)} layers with adapters as layers, "
+                f"such as {unused[0]}, so these adapters have no effect; set target_modules to some of "
+                f"[{', '.join(others)}]."
             )
         return truth
 
@@ -206,22 +185,34 @@ class _PairCheck:
         layers = 1 if recomputed else config.num_hidden_layers
         # Two sequences; scores and weights in fp32.
         heads = getattr(config, "num_attention_heads", None) or 1  # recurrent models may have none
-        kept = 2 * heads * self.pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
+        kept = 2 * heads * self.pairs.input_ids.shape[1] ** 2 * 2 * 4 * layers
         return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
 
     def fault(self, plan: AttentionPlan, truth: Computed) -> str | None:
         """Return what is wrong with a plan, if anything."""
+        limit = length_limit(self.model.config)
+        if (
+            plan.layout not in ("separate", "plain")
+            and limit is not None
+            and self.pairs.input_ids.shape[1] > limit
+        ):
+            return f"beyond {limit} tokens its rotary frequencies depend on the length of a whole row"
         try:
             use_attention(self.model, plan.attention)
             found = self._computed(plan.layout)
-            if (fault := self._difference(found, truth)) is None or not self._fits_fp32():
-                return fault
-            return self._fault_in_fp32(plan, truth) or self._beyond_rounding(found, truth)
+            if (fault := self._difference(found, truth)) is None:
+                return None
+            if self._fits_fp32():
+                return self._fault_in_fp32(plan) or self._beyond_rounding(found, truth)
+            # No mask of ours could be wrong there.
+            return self._beyond_rounding(found, truth) if plan.layout == "plain" else fault
         except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
 
     def _difference(self, found: Computed, truth: Computed, rounding: Errors = (0.0, 0.0)) -> str | None:
+        if not truth[0].isfinite().all():
+            return None  # it is reported where pairs are scored
         value, gradient = self._errors(found, truth)
         if not value <= max(TOLERANCE[self.model.dtype], ROUNDING_FACTOR * rounding[0]):
             return f"its log-probabilities differ by {value:.1e} nats per token"
@@ -229,8 +220,9 @@ class _PairCheck:
         return None if gradient <= limit else f"its gradient is {gradient:.0%} off"
 
     def _errors(self, found: Computed, truth: Computed) -> Errors:
-        tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
-        value = float(((found[0] - truth[0]).abs() / found[0].new_tensor(tokens)).max())
+        tokens = self.pairs.sizes[:, 1:].T
+        tokens = torch.cat([tokens[:, :1], tokens], dim=1)
+        value = float(((found[0] - truth[0]).abs() / tokens).max())
         return value, float((found[1] - truth[1]).norm() / truth[1].norm())
 
     def _beyond_rounding(self, found: Computed, truth: Computed) -> str | None:
@@ -238,7 +230,7 @@ class _PairCheck:
         if self._difference(found, truth) is None:
             return None
         with self.by_trusted_kernels():
-            drawn = [self._errors(self._computed("plain", seed), truth) for seed in range(DRAWS)]
+            drawn = [self._errors(self._computed(None, seed), truth) for seed in range(DRAWS)]
         value, gradient = map(max, zip(*drawn, strict=True))
         return self._difference(found, truth, (value, gradient))
 
@@ -250,40 +242,43 @@ class _PairCheck:
         more = sum(p.numel() * p.element_size() for p in weights if p.dtype in HALF)
         return free_memory(weights[0].device) >= 2 * more
 
-    def _fault_in_fp32(self, plan: AttentionPlan, truth: Computed) -> str | None:
+    def _fault_in_fp32(self, plan: AttentionPlan) -> str | None:
         if self.model.dtype not in HALF:
             return None
         with _weights_in_fp32(self.model):
             with self.by_trusted_kernels():
-                exact = self._computed("plain")
+                exact = self._computed(None)
             # FlashAttention has no fp32.
             use_attention(self.model, self.attention if is_flash(plan.attention) else plan.attention)
             fault = self._beyond_rounding(self._computed(plan.layout), exact)
         use_attention(self.model, plan.attention)
-        self.rounding = self._errors(truth, exact)[1]
         return fault and f"in float32 {fault}"
 
     def _looks_ahead(self) -> float:
-        """Mean change of the first half's log-probabilities, in nats, without the rest."""
-        tokens = self.pair.input_ids[:, : int((self.pair.segment_ids <= Segment.CHOSEN).sum())]
+        """Mean change of the first half's log-probabilities, in nats, with other tokens after it."""
+        tokens = self.pairs.input_ids[:1, : int((self.pairs.segment_ids[0] <= Segment.CHOSEN).sum())]
         half = tokens.shape[1] // 2 + 1
-        whole, part = (
+        other = tokens.clone()
+        other[:, half:] = tokens[:, :1]
+        first, again, changed = (
             upcast(self.model(input_ids=row, use_cache=False).logits[:, : half - 1])
             .log_softmax(-1)
             .gather(2, tokens[:, 1:half, None])
-            for row in (tokens, tokens[:, :half])
+            for row in (tokens, tokens, other)
         )
-        return float((whole - part).abs().mean())
+        # Less what changes from one pass to the next.
+        return float((changed - first).abs().mean() - (again - first).abs().mean())
 
-    def _computed(self, layout: Layout, rounded: int | None = None) -> Computed:
-        """(2,) log-probabilities, and their gradient by token id, (V', H).
+    def _computed(self, layout: Layout | None, rounded: int | None = None) -> Computed:
+        """Return the values in a layout, or of each sequence alone.
 
         Embeddings are moved within their rounding, at random by the seed ``rounded``, if there is one.
         """
         embedded: list[tuple[Tensor, Tensor]] = []
 
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            embedded.append((inputs[0], output.requires_grad_()))
+            if torch.is_grad_enabled():
+                embedded.append((inputs[0], output.requires_grad_()))
             if rounded is not None:
                 random = torch.Generator(output.device).manual_seed(rounded)
                 part = torch.rand(output.shape, generator=random, device=output.device) - 0.5
@@ -294,14 +289,27 @@ class _PairCheck:
         handle = self.model.get_input_embeddings().register_forward_hook(watch)
         try:
             with torch.enable_grad():
-                found = self.score(layout, self.pair)
-                tokens, states = embedded[0]
-                (gradient,) = torch.autograd.grad((found.chosen - 0.5 * found.rejected).sum(), states)
+                first = self._scored(layout, self.pairs[:1])
+                states = [each for _, each in embedded]
+                gradients = torch.autograd.grad((first[0] - 0.5 * first[1]).sum(), states)
+            first = every = first.detach()
+            if len(self.pairs) > 1 and layout is None:
+                every = torch.cat([first, self._scored(layout, self.pairs[1:])], dim=1)
+            elif len(self.pairs) > 1:
+                every = self._scored(layout, self.pairs)
         finally:
             handle.remove()
         # By token id, since layouts repeat prompt tokens differently.
-        known = self.pair.input_ids.unique()
-        place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
-        rows = wide(gradient.flatten(0, 1))
+        known = self.pairs.input_ids[0].unique()
+        tokens = torch.cat([each.flatten() for each, _ in embedded])
+        place = torch.searchsorted(known, tokens).clamp(max=len(known) - 1)
+        rows = wide(torch.cat([gradient.flatten(0, 1) for gradient in gradients]))
         sums = rows.new_zeros(len(known), rows.shape[1]).index_add(0, place, rows)
-        return torch.cat([found.chosen, found.rejected]).detach(), sums
+        return torch.cat([first, every], dim=1), sums
+
+    def _scored(self, layout: Layout | None, pairs: PairBatch) -> Tensor:
+        """(2, N) log-probabilities of chosen and rejected."""
+        if layout is None:
+            return torch.cat([self.score(rows).chosen for rows in alone_rows(pairs)]).view(2, -1)
+        found = self.score(rows_of(layout, pairs))
+        return torch.stack([found.chosen, found.rejected])

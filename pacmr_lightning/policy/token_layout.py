@@ -3,7 +3,6 @@
 * shared: a row is prompt + chosen + rejected. Each response attends to the prompt and itself, and its
   positions continue the prompt's.
 * separate: prompt + chosen in the first N rows, prompt + rejected in the last N. Every model supports it.
-* packed: the "separate" sequences in one row without padding, kept apart by restarting positions.
 * packed_shared: the "shared" rows in one row without padding, kept apart by an attention of their own.
 """
 
@@ -18,7 +17,7 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 from .packed_attention import Packing
 
-Layout = Literal["shared", "separate", "packed", "packed_shared", "plain"]
+Layout = Literal["shared", "separate", "packed_shared", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
 PROMPT_ONCE = ("auto", "shared", "packed_shared")
 """Values of the option ``layout`` that compute a prompt once for both responses."""
@@ -28,13 +27,13 @@ PROMPT_ONCE = ("auto", "shared", "packed_shared")
 class Rows:
     """Model inputs of N pairs in R rows of T tokens, and sources of their K response tokens.
 
-    One of ``segment_ids``, ``real``, ``lengths`` and ``packing`` defines the mask.
+    One of ``segment_ids``, ``real`` and ``packing`` defines the mask.
     """
 
     input_ids: Tensor
     """(R, T) int64."""
-    position_ids: Tensor | None
-    """(R, T) int64; None for the model's default."""
+    position_ids: Tensor
+    """(R, T) int64."""
     source: tuple[Tensor, Tensor]
     """(K,) row and column of the hidden state that predicts each response token."""
     targets: Tensor
@@ -49,12 +48,10 @@ class Rows:
     """(R, T) ``Segment`` of each token, of shared rows."""
     real: Tensor | None = None
     """(R, T) bool, not padding, of separate rows."""
-    lengths: Tensor | None = None
-    """(2N,) sequence lengths of the packed row."""
     packing: Packing | None = None
     """Sequences of the row of packed pairs."""
     whole_logits: bool = False
-    """Use the model's own logits, which it may transform."""
+    """Use the model's own logits, which it may transform, and its own positions."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sum (K,) values of the response tokens by response."""
@@ -66,14 +63,36 @@ class Rows:
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     """Return the batch in a layout, padded for its device."""
-    if layout == "packed":
-        return packed_rows(batch)
     if layout == "packed_shared":
         return packed_shared_rows(batch)
     if layout == "plain":
-        return replace(separate_rows(batch), position_ids=None, whole_logits=True)
+        return replace(separate_rows(batch), whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
     return padded(rows, row_multiple(batch.input_ids.device))
+
+
+def alone_rows(batch: PairBatch) -> list[Rows]:
+    """Each of N chosen, then N rejected sequences on its own, as "plain"; each is the chosen of one pair."""
+    rows = separate_rows(batch)
+    assert rows.real is not None
+    found = []
+    for place, length in enumerate(rows.real.sum(1).tolist()):
+        own = rows.owner == place
+        column = rows.source[1][own]
+        found.append(
+            Rows(
+                input_ids=rows.input_ids[place : place + 1, :length],
+                position_ids=rows.position_ids[place : place + 1, :length],
+                source=(torch.zeros_like(column), column),
+                targets=rows.targets[own],
+                owner=torch.zeros_like(column),
+                token_pair=rows.token_pair[place : place + 1, :length],
+                pairs=1,
+                real=rows.real[place : place + 1, :length],
+                whole_logits=True,
+            )
+        )
+    return found
 
 
 def row_multiple(device: torch.device) -> int:
@@ -144,7 +163,8 @@ def separate_rows(batch: PairBatch) -> Rows:
     row, col = (real & (column >= prompt_length[:, None])).nonzero(as_tuple=True)
     return Rows(
         input_ids=input_ids,
-        position_ids=column,
+        # Padding has the last position, for rotary frequencies may depend on a row's largest.
+        position_ids=torch.minimum(column, lengths[:, None] - 1),
         source=(row, col - 1),
         targets=input_ids[row, col],
         owner=row,
@@ -154,34 +174,12 @@ def separate_rows(batch: PairBatch) -> Rows:
     )
 
 
-def packed_rows(batch: PairBatch) -> Rows:
-    """A single row: N chosen sequences, then N rejected ones."""
-    padded = separate_rows(batch)
-    real, positions = padded.real, padded.position_ids
-    assert real is not None and positions is not None
-    lengths = real.sum(1)
-    starts = lengths.cumsum(0) - lengths
-    row, col = padded.source
-    return Rows(
-        input_ids=padded.input_ids[real][None],
-        position_ids=positions[real][None],
-        source=(torch.zeros_like(row), starts[row] + col),
-        targets=padded.targets,
-        owner=padded.owner,
-        token_pair=padded.token_pair[real][None],
-        pairs=padded.pairs,
-        lengths=lengths,
-    )
-
-
 def packed_shared_rows(batch: PairBatch) -> Rows:
     """A single row: prompt, chosen and rejected of each pair."""
     rows = shared_rows(batch)
-    assert rows.position_ids is not None
     real = batch.segment_ids != Segment.PAD
     column = real.flatten().cumsum(0).view_as(real) - 1
     row, col = rows.source
-    parts = (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
     return replace(
         rows,
         input_ids=rows.input_ids[real][None],
@@ -189,5 +187,5 @@ def packed_shared_rows(batch: PairBatch) -> Rows:
         source=(torch.zeros_like(row), column[row, col]),
         token_pair=rows.token_pair[real][None],
         segment_ids=None,
-        packing=Packing.of(torch.stack([(batch.segment_ids == part).sum(1) for part in parts], dim=1)),
+        packing=Packing.of(batch.sizes),
     )

@@ -11,7 +11,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import local_path, replacing
+from ..numerics import check_weights
 
 LAST = "last.ckpt"
 CONTENT = {"global_step", "state_dict", "loops"}
@@ -27,6 +28,7 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         """Write the file atomically and sync it; remove partial files of a killed run."""
         path = Path(path)
+        check_weights(checkpoint.get("state_dict", {}), path)
         for left in path.parent.glob(".*.ckpt.*.partial"):
             left.unlink(missing_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -57,7 +59,7 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
         return None, 0
     found = sorted(folder.glob("*.ckpt"))
     if ckpt_path != "last":
-        path = Path(ckpt_path)
+        path = local_path(ckpt_path)
         if not path.is_file():
             raise UserError(f"The checkpoint {path} does not exist; name another, or last for the newest.")
         try:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import yaml
@@ -14,20 +14,14 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..files import write_text
-from ..memory import free_memory
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..numerics import base_dtype
-from ..ranks import min_over_ranks
 from ..recorded import as_config
-from ..waiting import waiting
 from .folder import CHECKPOINTS, CONFIG
-from .memory_estimate import FREE, GIB, sft_step_bytes, step_bytes, ways_to_step
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""Dtypes of the trainer's mixed precisions."""
 
 BY_PYTHON = "# Written by RunCheckpoint for a run that Python started.\n"
 
@@ -36,18 +30,7 @@ class SaveRunConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Resolve ``gradient_checkpointing`` and ``micro_batch_size`` by memory; lengths are known now."""
-        if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule):
-            return
-        options = _network_options(self.config)
-        recompute = decide_step(pl_module, trainer, options.get("gradient_checkpointing"))
-        if recompute is None:
-            return
-        options["gradient_checkpointing"] = recompute
-        if isinstance(pl_module, SFTModule):
-            pl_module.hparams["gradient_checkpointing"] = recompute
-        else:
-            pl_module.policy.gradient_checkpointing = recompute
+        """Write nothing yet, unlike Lightning's."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file on rank 0."""
@@ -61,6 +44,10 @@ class SaveRunConfig(SaveConfigCallback):
                 own = config.model.init_args
                 own.learning_rate = pl_module.learning_rate  # by size, if none was given
                 own.micro_batch_size = pl_module.micro_batch_size
+                _network_options(config)["gradient_checkpointing"] = pl_module.policy.gradient_checkpointing
+            elif isinstance(pl_module, SFTModule):
+                own = _network_options(config)
+                own["gradient_checkpointing"] = pl_module.hparams["gradient_checkpointing"]
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
@@ -81,6 +68,8 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
         return
     chosen = {"learning_rate": module.learning_rate, "micro_batch_size": module.micro_batch_size}
     sections["model"]["init_args"] |= chosen
+    recomputed = module.policy.gradient_checkpointing
+    sections["model"]["init_args"]["policy"]["init_args"]["gradient_checkpointing"] = recomputed
     options = sections["data"]["init_args"]
     if options.pop("tokenizer") != module.policy.name:
         rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
@@ -104,99 +93,6 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     write_text(path, BY_PYTHON + yaml.safe_dump(config, sort_keys=False))
 
 
-def decide_step(
-    module: PreferenceModule | SFTModule, trainer: Trainer, recompute: bool | Literal["auto"] | None
-) -> bool | None:
-    """Decide and print ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto".
-
-    A step of the longest pairs must fit into ``FREE`` of the free memory of all ranks' devices, the first of
-    ``ways_to_step``. On a CPU ``micro_batch_size`` has a fixed default.
-
-    Returns:
-        Whether activations are recomputed; None if ``recompute`` is not "auto".
-    """
-    device, auto = trainer.strategy.root_device, recompute == "auto"
-    gpu = device.type == "cuda"
-    owner = "--model" if isinstance(module, SFTModule) else "--model.policy"
-    option = f"{owner}.gradient_checkpointing"
-    if unknown := _not_estimated(module, trainer):
-        if auto:
-            rank_zero_info(
-                f"gradient_checkpointing auto is true: a step's memory with {unknown} is not estimated; "
-                f"overrule it by {option} false."
-            )
-        return auto or None
-    if not (ways := _ways(module, trainer, recompute)):
-        return None
-    # Processes on one machine share its RAM.
-    free = min_over_ranks(free_memory(device) // (1 if gpu else trainer.num_devices), device)
-    with waiting("Estimating a step's memory"):
-        for size, recomputed in ways:
-            if size is None and recomputed:  # the last way
-                break
-            needed = _step_bytes(module, trainer, size, recomputed)
-            if needed <= FREE * free:
-                break
-    found: dict[str, Any] = {option: recomputed} if auto else {}
-    if size is not None:
-        assert isinstance(module, PreferenceModule)
-        module.micro_batch_size = size
-        found = {"--model.micro_batch_size": size} | found
-    said = (f"{name.rpartition('.')[2]} auto is {str(value).lower()}" for name, value in found.items())
-    rank_zero_info(
-        f"{' and '.join(said)}: {'without it ' if size is None else ''}a step takes some "
-        f"{needed / GIB:.3g} GiB (calculated, not measured), and {free / GIB:.3g} GiB of "
-        f"{'the GPU' if gpu else 'RAM'} are free; overrule by {' and '.join(found)}."
-    )
-    return recomputed if auto else None
-
-
-def _not_estimated(module: PreferenceModule | SFTModule, trainer: Trainer) -> str:
-    """Return the reason why a step's memory is not estimated; empty if it is."""
-    if isinstance(module, SFTModule):
-        return "DeepSpeed" if isinstance(trainer.strategy, DeepSpeedStrategy) else ""
-    # No kernel avoids the scores.
-    return "eager attention" if module.policy.attn_implementation == "eager" else ""
-
-
-def _ways(
-    module: PreferenceModule | SFTModule, trainer: Trainer, recompute: bool | Literal["auto"] | None
-) -> list[tuple[int | None, bool]]:
-    """Return pairs of a micro-batch (None: the module's), and whether to recompute, the fastest way first."""
-    gpu = trainer.strategy.root_device.type == "cuda"
-    if isinstance(module, PreferenceModule) and module.asks_micro_batch_size and gpu:
-        data = datamodule(trainer)
-        share, (prompt, response) = data.global_batch_size // trainer.world_size, data.train_pairs.longest()
-        return list(ways_to_step(share, prompt + 2 * response, recompute or False))
-    return [(None, False), (None, True)] if recompute == "auto" else []
-
-
-def _step_bytes(
-    module: PreferenceModule | SFTModule, trainer: Trainer, pairs: int | None = None, recomputed: bool = False
-) -> float:
-    """Bytes of a step of the longest rows; ``pairs`` replaces the module's number of them."""
-    data = datamodule(trainer)
-    if isinstance(module, SFTModule):
-        tokens, responses = data.longest()
-        return sft_step_bytes(
-            module.unbuilt(data.tokenizer),
-            rows=data.batch_size,
-            tokens=tokens,
-            responses=responses,
-            devices=trainer.world_size,
-            mixed=MIXED.get(trainer.precision),
-        )
-    pairs = pairs or module.micro_batch_size or data.global_batch_size // trainer.world_size
-    prompt, response = data.train_pairs.longest()
-    if module.micro_batch_tokens is not None:
-        pairs = min(pairs, max(1, module.micro_batch_tokens // (prompt + 2 * response)))
-    strategy = trainer.strategy
-    zero = (
-        (strategy.config or {}).get("zero_optimization") if isinstance(strategy, DeepSpeedStrategy) else None
-    )
-    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size, zero, recomputed)
-
-
 def use_lora_deepspeed(config: Namespace) -> None:
     """Replace Lightning's DeepSpeed strategy, a name or a class path, by the adapter's with its options."""
     given, model = config.trainer.strategy, resolve_name(config.model.class_path)
@@ -217,7 +113,7 @@ def use_lora_deepspeed(config: Namespace) -> None:
 def resolve_auto(config: Namespace) -> None:
     """Replace dtype's "auto" in the configuration, since other machines will read the run.
 
-    ``SaveRunConfig`` replaces that of ``gradient_checkpointing``, which needs the data's lengths.
+    Those that memory decides are tried by the module when the fit starts (``modules.micro_batch_finder``).
     """
     model = config.model.get("init_args") or Namespace()
     policy = model.get("policy")

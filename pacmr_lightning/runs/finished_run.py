@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..errors import UserError
+from ..files import expanded, local_path
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
@@ -49,7 +50,7 @@ class FinishedRun:
 
 def find_run(folder: str, checkpoint: str) -> FinishedRun:
     """Return the run in a folder, with the named checkpoint; UserError if it is no preference run."""
-    path = Path(folder) / CONFIG
+    path = local_path(folder) / CONFIG
     if not path.is_file():
         raise UserError(f"{path} does not exist; name the folder of a run that pacmr fit has trained.")
     try:
@@ -57,7 +58,7 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
         model, data, trainer = (config[section] for section in ("model", "data", "trainer"))
         options = model["init_args"]
         preference = "policy" in options and "source" in data["init_args"]
-        base = options["policy"]["init_args"]["model"] if preference else ""
+        base = expanded(options["policy"]["init_args"]["model"]) if preference else ""
         is_sft = model["class_path"].rpartition(".")[2] == "SFTModule"
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         raise UserError(
@@ -83,7 +84,7 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
             f"{found} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
-    return FinishedRun(folder, model, data, trainer, base, found)
+    return FinishedRun(str(path.parent), model, data, trainer, base, found)
 
 
 def load_run(

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..files import local_path
 
 # Names inside a run's folder.
 CONFIG = "config.yaml"
@@ -38,7 +39,7 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
 
 def read_summary(run: str | Path) -> dict[str, Any]:
     """Return the numbers of a finished run; UserError if its folder has no readable summary."""
-    path = Path(run) / SUMMARY
+    path = local_path(run) / SUMMARY
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -51,7 +52,7 @@ def read_summary(run: str | Path) -> dict[str, Any]:
 
 def weight_parts(run_folder: str | Path) -> list[Path]:
     """Return the files of a run's per-pair weights, by rank and number."""
-    return sorted((Path(run_folder) / WEIGHTS).glob("part-*.parquet"))
+    return sorted((local_path(run_folder) / WEIGHTS).glob("part-*.parquet"))
 
 
 def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:

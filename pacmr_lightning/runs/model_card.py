@@ -4,16 +4,16 @@ import importlib.metadata
 import json
 from importlib.resources import files
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCardData
 from jinja2 import StrictUndefined, Template
 
+from ..files import local_path
 from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
-from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, FinishedRun
 from .hub_upload import is_repository
 
@@ -36,7 +36,7 @@ def public(value: Any) -> Any:
 
 def on_hub(name: str) -> bool:
     """Return true if a model or dataset of a run is on the Hub, not a local folder."""
-    return is_repository(name) and not Path(name).exists()
+    return is_repository(name) and not local_path(name).exists()
 
 
 def model_card(
@@ -93,27 +93,14 @@ def model_card(
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,
         **_metrics(summary, step),
-        vnet=_vnet(module),
+        vnet=isinstance(module.vnet, VNet),
         versions=versions if summary is None else {"Trained": summary["versions"]} | versions,
     )
 
 
-def _vnet(module: PreferenceModule) -> dict[str, str] | None:
-    if module.vnet is None:
-        return None
-    vnet = cast(VNet, module.vnet)  # a weighting's own network
-    inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
-    arguments = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
-    if vnet.features != PAPER:
-        inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
-        arguments = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
-    weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
-    return {"inputs": inputs, "arguments": arguments, "weight": weight}
-
-
 def _front_matter(run: FinishedRun, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
     tags = ["lora", type(module.objective).__name__.lower()]
-    if isinstance(module.weighting, VNetWeighting) and module.weighting.vnet.features == PAPER:
+    if isinstance(module.weighting, VNetWeighting) and isinstance(module.vnet, VNet):
         tags.append("mwn-dpo" if isinstance(module.weighting.outer, CleanPreference) else "pacmr-dpo")
     path = (run.data["init_args"]["source"].get("init_args") or {}).get("path")
     return ModelCardData(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from ..command_line.shipped_configs import resolved
+from ..command_line.shipped_configs import did_you_mean, resolved
 from ..errors import UserError
 from ..runs.folder import CONFIG, GENERATIONS
-from .spec import Sweep, SweptMethod
+from .spec import Sweep, SweptMethod, command_words, filled
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,14 @@ def _cell(
     after = _folder(sweep, method.after, noise, seed, {}) if method.after else None
     folder = _folder(sweep, name, noise, seed, variation)
 
-    def text(value: Any) -> str:
-        if not isinstance(value, str):
-            return json.dumps(value)
-        known = {"seed": seed, "noise": f"{noise:g}", "folder": folder} | ({"after": after} if after else {})
-        for key, word in known.items():
-            value = value.replace(f"{{{key}}}", str(word))
-        return value
+    known = {"seed": seed, "noise": f"{noise:.15g}", "folder": folder} | ({"after": after} if after else {})
+
+    def text(value: Any, option: str) -> str:
+        value = filled(value, known, f"{option} of the method {name}")
+        return value if isinstance(value, str) else json.dumps(value)
 
     def words(options: list[tuple[str, Any]]) -> list[str]:
-        return [word for option, value in options for word in (f"--{option}", text(value))]
+        return [word for option, value in options for word in (f"--{option}", text(value, option))]
 
     # The last of several values wins.
     given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
@@ -130,7 +127,7 @@ def _cell(
         [resolved(path) for path in (*sweep.base, file)],
         words(given),
         after,
-        [text(word) for word in shlex.split(method.first or "")],
+        [text(word, "first") for word in command_words(method.first or "")],
         words(answers),
     )
 
@@ -169,9 +166,10 @@ def config_contents(cell: Cell) -> dict[str, Any]:
         try:
             found[path] = _yaml(Path(path).resolve(), Path(path).stat().st_mtime_ns)
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise UserError(
-                f"The config {path} of the method {cell.method} cannot be read "
-                f"({' '.join(str(error).split())}); correct its name in the sweep file."
+                f"The config {path} of the method {cell.method} cannot be read ({reason}); correct its name "
+                f"in the sweep file{did_you_mean(path)}."
             ) from None
     return found
 

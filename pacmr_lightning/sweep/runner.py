@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from ..errors import UserError
 from . import state, worker
 from .cells import Cell
-from .spec import Sweep
+from .spec import Sweep, command_words
 
 
 def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
@@ -86,7 +85,7 @@ def prepare(sweep: Sweep, run: Callable[[list[list[str]], Path], int]) -> None:
         print(f"Preparing {preparation.output}: pacmr {preparation.command}")
         log = Path(sweep.output) / f"prepare-{number}.txt"
         log.unlink(missing_ok=True)
-        words = shlex.split(preparation.command)
+        words = command_words(preparation.command)
         if words[0] == "fit" and "--ckpt_path" not in words:
             words += ["--ckpt_path", "last"]  # an interrupted one goes on; else it begins
         if run([words], log) or not Path(preparation.output).exists():

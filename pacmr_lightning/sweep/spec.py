@@ -1,8 +1,12 @@
 """Dataclasses of a sweep file."""
 
-from dataclasses import dataclass, field, fields
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError
@@ -14,8 +18,11 @@ from ..errors import UserError, check_at_least, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
+from ..files import expanded
 
 T = TypeVar("T")
+LLAMA = "llama-2-7b"
+"""Model whose number of parameters needs no files."""
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Evaluation:
 
 @dataclass
 class Workload:
-    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs, as in ``pacmr memory``."""
+    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs."""
 
     pairs: int
     """Training pairs per epoch."""
@@ -79,7 +86,7 @@ class Workload:
     """Peak of one GPU at the policy's dtype (dense), from its data sheet."""
     utilization: float
     """Share of that peak that is expected, above 0 and at most 1."""
-    model: str = "llama-2-7b"
+    model: str = LLAMA
     """Policy: folder or Hub id, of which only the configuration is read, or ``llama-2-7b``."""
     validation_pairs: int = 0
     """Pairs per validation, unless the trainer limits it."""
@@ -132,10 +139,49 @@ class Sweep:
     def preparations(self) -> list[Preparation]:
         """Return ``prepare`` with the seeds filled in."""
         return [
-            Preparation(*(word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)))
+            Preparation(*filled([entry.output, entry.command], known, f"The command of {entry.output}"))
             for entry in self.prepare
-            for seed in (self.seeds if "{seed}" in entry.output else self.seeds[:1])
+            for known in ([{"seed": seed} for seed in self.seeds] if "{seed}" in entry.output else [{}])
         ]
+
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+
+
+def filled(value: Any, known: Mapping[str, Any], place: str) -> Any:
+    """Return a value of ``place`` with its placeholders filled in, also those inside of dicts and lists.
+
+    ``{{word}}`` becomes ``{word}``; braces around anything but one word stay.
+
+    Raises:
+        UserError: a placeholder is not among the ``known`` ones.
+    """
+
+    def word(found: re.Match[str]) -> str:
+        doubled, name = found.groups()
+        if doubled:
+            return f"{{{doubled}}}"
+        if name not in known:
+            names = ", ".join(f"{{{one}}}" for one in known) or "none"
+            raise UserError(
+                f"{place} has the placeholder {{{name}}}, but it may have {names}; write {{{{{name}}}}} for "
+                f"the text {{{name}}}."
+            )
+        return str(known[name])
+
+    if isinstance(value, dict):
+        return {key: filled(item, known, place) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, known, place) for item in value]
+    return _PLACEHOLDER.sub(word, value) if isinstance(value, str) else value
+
+
+def command_words(command: str) -> list[str]:
+    """Return the words of a ``pacmr`` command; UserError for an open quote."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"The command {command!r} cannot be read ({error}); close its quotes.") from None
 
 
 def read_sweep(path: str, jobs: int | None = None) -> Sweep:
@@ -143,31 +189,62 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
     return sweep_of(read_yaml(path), path, jobs)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """Return the contents of a sweep file, with empty settings as ``{}``.
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML's loader without dates, and with an error for a key that is there twice."""
 
-    A file that is ``like`` another has its keys too, except those that it gives itself.
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in PyYAML
+        sign: [one for one in those if one[0] != "tag:yaml.org,2002:timestamp"]
+        for sign, those in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Raise a YAMLError if a key occurs twice."""
+        keys = [key for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key.value in [one.value for one in keys[:number]]:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the contents of a sweep file, with empty settings as ``{}`` and ``~`` as home folders.
+
+    A file that is ``like`` another has its keys too, except those that it gives itself. ``of`` are the files
+    that are like this one.
     """
     try:
-        found = yaml.safe_load(Path(resolved(path)).read_text(encoding="utf-8"))
+        found = expanded(yaml.load(Path(resolved(path)).read_text(encoding="utf-8"), _UniqueKeys))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+        reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
+        raise UserError(f"{path} is not a sweep file: {reason}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected keys and values, but got {found!r}.")
     if isinstance(found.get("methods"), dict):
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
     if other := found.pop("like", None):
-        if other == path:
-            raise UserError(f"{path} is like itself; name another sweep file.")
-        found = read_yaml(other) | found
+        if not isinstance(other, str):
+            raise UserError(f"{path}: like is {other!r}, but it must be one sweep file.")
+        if other in (*of, path):
+            raise UserError(
+                f"{other} is like itself ({' - '.join([*of, path, other])}); name another sweep file."
+            )
+        found = read_yaml(other, (*of, path)) | found
     return found
 
 
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
     """Return the checked sweep of a file's contents."""
     sweep = parsed(Sweep, found, path)
+    # As they are: jsonargparse makes objects of its own of class paths.
+    sweep.options = found.get("options", {})
+    for name, settings in found["methods"].items():
+        sweep.methods[name].options, sweep.methods[name].vary = (
+            settings.get(k, {}) for k in ("options", "vary")
+        )
+    if sweep.evaluate:
+        sweep.evaluate.predict = found["evaluate"].get("predict") or {}
     sweep.jobs = sweep.jobs if jobs is None else jobs
     _check_values(sweep, path)
     return sweep
@@ -179,21 +256,37 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
     if isinstance(methods := found.get("methods"), dict):
         for name, settings in methods.items():
             _check_keys(SweptMethod, settings, f"{place}, method {name}")
+    for name in ("prepare", "afterwards"):
+        for entry in found.get(name) or ():
+            _check_keys(Preparation, entry, f"{place}, {name}")
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
-        return parser.instantiate(parser.parse_object({"all": found}))["all"]
+        return parser.instantiate(parser.parse_object({"all": deepcopy(found)}))["all"]
     except ArgumentError as error:
         raise UserError(f"{place}: {short_message(str(error)).removeprefix('all.')}") from None
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:
-    names = [entry.name for entry in fields(kind)]
+    """Check the keys of a dataclass, and which of them hold lists and dicts; empty ones get the default."""
+    types = get_type_hints(kind)
     if not isinstance(found, dict):
         raise UserError(f"{place}: expected keys and values, but got {found!r}.")
     for name in found:
-        if name not in names:
-            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(names)}.")
+        if name not in types:
+            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(types)}.")
+    for entry in fields(kind):
+        value, shape = found.get(entry.name), get_origin(types[entry.name])
+        needed = entry.default is MISSING and entry.default_factory is MISSING
+        if value is None and needed:
+            raise UserError(f"{place}: the key {entry.name} is missing.")
+        if value is None and shape in (list, dict):
+            found.pop(entry.name, None)
+        elif shape in (list, dict) and not isinstance(value, shape):
+            form = f"a list, such as [{value}]" if shape is list else "keys and values"
+            raise UserError(f"{place}: {entry.name} is {value!r}, but it must be {form}.")
+        elif isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            raise UserError(f"{place}: a key of {entry.name} is no text ({', '.join(map(repr, value))}).")
 
 
 def _check_values(sweep: Sweep, path: str) -> None:
@@ -201,10 +294,16 @@ def _check_values(sweep: Sweep, path: str) -> None:
         values = list(getattr(sweep, name))
         if not values or len(set(values)) < len(values):
             raise UserError(f"{path}: {name} is {values}, but it needs at least one, and none twice.")
+    for seed in sweep.seeds:
+        check_at_least(0, **{f"{path}: one of seeds": seed})
     for rate in sweep.noise_rates:
         check_within("[0, 1)", "; use 0.2 for 20%", **{f"{path}: one of noise_rates": rate})
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
+    options = [sweep.options, *(m.options | m.vary for m in sweep.methods.values())]
+    filled([sweep.output, sweep.report], {}, f"{path}: output or report")
+    if any("trainer.default_root_dir" in one for one in options):
+        raise UserError(f"{path}: trainer.default_root_dir is the cell's own folder; take it out of options.")
     if sweep.evaluate:
         _check_evaluation(sweep.evaluate, sweep.anchor, path)
     labels = [method.label or name for name, method in sweep.methods.items()]

@@ -2,19 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from huggingface_hub.constants import HF_HUB_CACHE
+
 from ..errors import UserError
-from ..files import content_digest, write_json
+from ..files import content_digest, local_path, write_json
 from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"
 """Arguments, config contents and exit status of a cell; the SLURM job that runs it, and why that ended."""
+ADAPTER = "adapter_config.json"
 LOG = "log.txt"
 """Output of a cell."""
 
@@ -34,11 +39,15 @@ def state_of(cell: Cell) -> State:
         return "waiting"
     record = _read(cell)
     begun = "arguments" in record or (cell.folder / CONFIG).exists()
-    for key, value in _described(cell).items() if begun else ():
-        if record.get(key) != value:
+    now = _described(cell) if begun else {}
+    # What a run wrote itself is new.
+    changed = [path for path, it in record.get("files", {}).items() if now and now["files"].get(path) != it]
+    for key, value in now.items():
+        if changed if key == "files" else record.get(key) != value:
             raise UserError(
-                f"The folder {cell.folder} holds a run with other {key} than the sweep file has now; delete "
-                "it to run the cell again, or give the sweep another output."
+                f"The folder {cell.folder} holds a run with other {key} than the sweep file has now"
+                f"{f' ({changed[0]} has changed)' if changed else ''}; delete it to run the cell again, or "
+                "give the sweep another output."
             )
     trained = (cell.folder / SUMMARY).exists()
     if trained and (not cell.predict or has_responses(cell)):
@@ -138,32 +147,71 @@ def last_line(log: Path) -> str:
 
 def _described(cell: Cell) -> dict[str, Any]:
     """Settings that determine the cell's result, as read from JSON."""
-    found = {"arguments": cell.arguments, "configs": config_contents(cell), "first": cell.first}
-    found["files"] = _files([cell.arguments, found["configs"]], cell.folder.parent)
+    configs = config_contents(cell)
+    found = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     # Records omit empty values.
-    return json.loads(json.dumps({key: value for key, value in found.items() if value}, default=str))
+    described = {key: value for key, value in found.items() if value}
+    files = _inputs([_options(cell.arguments), *configs.values()], cell)
+    return json.loads(json.dumps(described, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
     """Settings that determine the responses of a trained cell."""
-    return {"options": cell.predict, "files": _files(cell.predict, cell.folder.parent)}
+    return {"options": cell.predict, "files": _inputs([_options(cell.predict)], cell)}
 
 
-def _files(options: Any, output: Path) -> dict[str, str]:
-    """Digests by path of files in options, except configs and other cells' files."""
-    if isinstance(options, str):
-        data = os.path.isfile(options) and not options.endswith((".yaml", ".yml"))
-        made = data and Path(options).resolve().is_relative_to(output.resolve())
-        if not data or made:
-            return {}
-        return {options: _digest(Path(options).resolve(), os.stat(options).st_mtime_ns)}
-    values = options.values() if isinstance(options, dict) else options if isinstance(options, list) else []
-    return {path: digest for value in values for path, digest in _files(value, output).items()}
+def _options(words: list[str]) -> dict[str, Any]:
+    """Return the values of a command's options, those in JSON as objects."""
+    found: dict[str, Any] = {}
+    words = words[len(words) % 2 :]  # without the command
+    for name, text in zip(words[::2], words[1::2], strict=True):
+        found[name[2:]] = text
+        with suppress(ValueError):
+            found[name[2:]] = json.loads(text)
+    return found
+
+
+def _inputs(options: Any, cell: Cell, name: str = "") -> dict[str, str]:
+    """Return digests by path of files, models and data that options read; of those on the Hub, commits.
+
+    Without configs, whose contents are compared, and the files of this cell and its predecessor.
+    """
+    if isinstance(options, dict | list):
+        items = options.items() if isinstance(options, dict) else enumerate(options)
+        each = [_inputs(value, cell, f"{name}.{key}") for key, value in items]
+        return {path: digest for found in each for path, digest in found.items()}
+    if not isinstance(options, str) or not options:
+        return {}
+    path = local_path(options).resolve()
+    own = any(path.is_relative_to(folder.resolve()) for folder in (cell.folder, cell.after) if folder)
+    if own or path.suffix in (".yaml", ".yml"):
+        return {}
+    is_model = any(os.path.isfile(path / file) for file in ("config.json", "tokenizer.json", ADAPTER))
+    # Other folders are written to, by loggers for one.
+    if (
+        os.path.isfile(path)
+        or is_model
+        or (os.path.isdir(path) and re.search(r"\.(source|clean_meta)\b", name))
+    ):
+        found = {options: _digest(path, tuple((file, file.stat().st_mtime_ns) for file in _files(path)))}
+    else:
+        found = {}
+        for kind in ("models", "datasets"):
+            commit = Path(HF_HUB_CACHE, f"{kind}--{options.replace('/', '--')}", "refs", "main")
+            if os.path.isfile(commit):
+                found[options] = commit.read_text()
+    if os.path.isfile(path / ADAPTER):
+        found |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 @lru_cache
-def _digest(path: Path, changed: int) -> str:
-    """Return a file's digest, which is the same for all cells until the file changes."""
+def _digest(path: Path, changed: tuple[tuple[Path, int], ...]) -> str:
+    """Return the digest of a file or folder, which is the same for all cells until a file changes."""
     return content_digest(path)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import PairBatch
 from ..errors import UserError, first_line
+from ..files import local_path
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class AuditedWeights(Weighting):
-    """g = P(the label is right), by ``pacmr audit`` of an earlier run.
+    """g = P(most annotators would agree with the label), ``p_majority`` of ``pacmr audit``.
 
-    Under symmetric flips this posterior is Theorem 1's optimum. Unlike ``SigmoidPrior``'s it comes from a
-    finished policy (which has not seen the label, if cross-fitted), so it does not change in training, and
-    errors cannot reinforce themselves.
+    Unlike ``SigmoidPrior``'s weight it comes from a finished audit, so it does not change in training, and
+    errors cannot reinforce themselves. With a given rate of random flips it is the probability that the label
+    is right, Theorem 1's optimum.
 
     ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspected label errors swapped
     (both) and suspected label errors dropped (``hard`` alone). A pair that was dropped by hand has weight 0,
@@ -30,7 +30,7 @@ class AuditedWeights(Weighting):
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
         mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss p l(u) + (1 - p) l(-u).
-        hard: take P(the label is right) as 1 where it is at least one half, and as 0 elsewhere.
+        hard: take the probability as 1 where it is at least one half, and as 0 elsewhere.
     """
 
     def __init__(self, audit: str, mean_one: bool = False, soft_labels: bool = False, hard: bool = False):
@@ -53,18 +53,17 @@ class AuditedWeights(Weighting):
 
     @cached_property
     def _table(self) -> AuditTable:
-        return AuditTable(self.audit, "p_wrong")
+        return AuditTable(self.audit, "p_majority")
 
     @cached_property
     def _right(self) -> dict[str, float]:
-        """P(right) by id."""
+        """``p_majority`` by id."""
         table = self._table.rows
-        right = 1 - table["p_wrong"]
+        right = table["p_majority"]
         if right.isna().any():
             raise UserError(
-                f"The audit {self.audit} could not estimate the noise rate, so it has no "
-                "probabilities; audit again with --noise_rate (0.45 if unknown), with another "
-                "--scorer, or a run that has learned more."
+                f"The audit {self.audit} could not predict the labels, so it has no probabilities; audit "
+                "again with another --scorer or a run that has learned more, or with --noise_rate."
             )
         if self.hard:
             right = right.ge(0.5).astype(float)
@@ -82,12 +81,12 @@ class AuditTable:
         import pandas as pd  # a slow import
         import pyarrow.parquet as pq
 
-        self.path = path
-        if not Path(path).is_file():
+        self.path = local_path(path)
+        if not self.path.is_file():
             raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
         try:
-            decided = {"decision"} & set(pq.read_schema(path).names)
-            self.rows = pd.read_parquet(path, columns=["id", column, "observed", *decided])
+            decided = {"decision"} & set(pq.read_schema(self.path).names)
+            self.rows = pd.read_parquet(self.path, columns=["id", column, "observed", "texts", *decided])
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is no table of pacmr audit ({first_line(error)}); give the pairs.parquet that it "
@@ -95,7 +94,7 @@ class AuditTable:
             ) from None
 
     def check(self, pairs: Any) -> None:
-        """Raise a UserError if training pairs are missing or had the other label."""
+        """Raise a UserError if training pairs are missing, or had other texts or the other label."""
         ids = pairs.rows["id"][:]
         swapped = dict(zip(self.rows["id"], self.rows["observed"].eq("rejected"), strict=True))
         unknown = [name for name in ids if name not in swapped]
@@ -103,6 +102,13 @@ class AuditTable:
             raise UserError(
                 f"The audit {self.path} lacks {len(unknown)} of {len(ids)} training pairs "
                 f"({unknown[0]} for one); audit a run on the same data."
+            )
+        texts = dict(zip(self.rows["id"], self.rows["texts"], strict=True))
+        changed = [name for name, key in zip(ids, pairs.rows["texts"][:], strict=True) if texts[name] != key]
+        if changed:
+            raise UserError(
+                f"The audit {self.path} saw {len(changed)} of {len(ids)} training pairs with other texts "
+                f"({changed[0]} for one); audit a run on these data."
             )
         other = sum(swapped[name] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))
         if other:

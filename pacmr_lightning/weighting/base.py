@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +25,11 @@ class Weights:
     """(N,), like a and b."""
     a: Tensor | None = None
     b: Tensor | None = None
-    features: Tensor | None = None
-    """(N, F) inputs of a VNet of other features than (Delta, u), for ``VNetSurfaces``."""
 
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:
         """Join consecutive micro-batches."""
-        columns = ([getattr(p, name) for p in parts] for name in ("a", "b", "features"))
+        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
         return Weights(
             torch.cat([p.g for p in parts]),
             *(None if column[0] is None else torch.cat(column) for column in columns),
@@ -56,7 +53,7 @@ class Weighting(Recorded, ABC):
     needs_meta: bool = True
     """If true, ``update`` uses a meta-batch; else the datamodule gives none."""
     vnet: nn.Module | None = None
-    """A network like ``VNet``, for ``VNetSurfaces`` and ``pacmr export``."""
+    """The network that learns, if any; ``pacmr export`` writes a ``VNet``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
     updates: int = 0
     """Updates of ``vnet``, for the logs."""
@@ -66,10 +63,6 @@ class Weighting(Recorded, ABC):
 
     keep_gradients: AskedGradients = "auto"
     """If true, each pair's gradient is kept in steps with an ``update``."""
-    needs_entropies: bool = False
-    """If true, ``weights`` uses the policy's entropies, which take more memory."""
-    looks_back: bool = False
-    """If true, ``weights`` uses earlier visits of a pair; they are valid for its label only."""
 
     soft_labels: bool = False
     """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
@@ -164,16 +157,3 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
             "soft_labels and mean_one are both set, but a weight divided by the mean is not a "
             "probability; remove one of them."
         )
-
-
-def check_update(weighting: Weighting) -> None:
-    """Refuse an ``update`` with other arguments than the module passes."""
-    if not weighting.every:
-        return
-    try:
-        inspect.signature(weighting.update).bind("pairs", "meta", 0.0, 1.0)
-    except TypeError as error:
-        raise UserError(
-            f"{type(weighting).__name__}.update is called with pairs, meta, learning_rate and peak, but "
-            f"takes other arguments ({error}); define it as Weighting.update is."
-        ) from None

@@ -21,7 +21,6 @@ from ..meta_gradient.virtual_step import shifted
 from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .features import PAPER, Feature, PairFeatures
 from .sigmoid_prior import auto_offset, check_offset
 from .vnet import VNet
 from .weighted_gradient import WeightedGradient, weighted_gradient
@@ -55,11 +54,6 @@ class VNetWeighting(Weighting):
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
         mean_one: divide the weights of an optimizer-step batch by their mean; not in Qu et al.
         soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in Qu et al.
-        features: inputs of VNet, under the current policy. With ``u`` the weight is sigmoid(a u + b), without
-            it sigmoid(b). ``delta`` and ``u`` are unscaled; others are standardised by a running mean and
-            deviation. Qu et al. have delta and u.
-        history: folder ``weights`` of an earlier run on the same pairs with the same labels, for features of
-            earlier visits; None means the visits of this run, of several epochs then.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
         keep_gradients: in VNet's updates, keep each training pair's gradient, 4 bytes a trained parameter;
@@ -87,8 +81,6 @@ class VNetWeighting(Weighting):
         mean_one: bool = False,
         check_every: int | None = None,
         soft_labels: bool = False,
-        features: Sequence[Feature] = PAPER,
-        history: str | None = None,
         keep_gradients: AskedGradients = "auto",
     ):
         check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
@@ -100,7 +92,7 @@ class VNetWeighting(Weighting):
             )
         self.outer = outer or PromptAugmentationConsistency()
         self.estimator = estimator or GhostDotProduct()
-        if check_every is not None and (check_every < 1 or self.estimator.exact):
+        if check_every is not None and (check_every < 1 or isinstance(self.estimator, GhostDotProduct)):
             raise UserError(
                 f"check_every is {check_every}, but it must be at least 1 and compares other estimators with "
                 "GhostDotProduct; give a CentralDifference, or null."
@@ -111,23 +103,13 @@ class VNetWeighting(Weighting):
         self.every = every
         self.learning_rate = learning_rate
         self.hidden = list(hidden)
-        self.features = list(features)
-        self.history = history
         self.virtual_lr = virtual_lr
         self.alpha_in_gradient = alpha_in_gradient
         # A separate random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
-            self.vnet = VNet(hidden, start_slope, start, features)
-        if start_slope != 1 and not self.vnet.has_slope:
-            raise UserError(
-                f"start_slope is {start_slope}, but without u among the features there is no slope; leave it "
-                "out, or add u."
-            )
-        self._features = PairFeatures(self.vnet.features, history)
-        self.needs_entropies = self._features.need_entropies
-        self.looks_back = self._features.look_back
-        self.start_slope = start_slope if self.vnet.has_slope else 0.0
+            self.vnet = VNet(hidden, start_slope, start)
+        self.start_slope = start_slope
         self.start_offset = start_offset
         self.mean_one = mean_one
         self.check_every = check_every
@@ -143,42 +125,21 @@ class VNetWeighting(Weighting):
             self.vnet.start(self.start_slope, self.start_offset)
 
     def check_sharded(self) -> None:
-        """Refuse kept gradients, and an estimator that differentiates twice."""
+        """Refuse kept gradients."""
         if self.keep_gradients is True:
             raise UserError(
                 "keep_gradients is true, but ZeRO-3 keeps no pair's gradient; set it to auto or false, or "
                 "use a lower stage."
             )
-        if self.estimator.differentiates_twice:
-            raise UserError(
-                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 frees the parameters "
-                "in between; use GhostDotProduct, which gives the same coefficients, or a lower stage."
-            )
+
+    def inputs(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
+        """Return VNet's inputs, (N,) each; a subclass with a network of its own may return others."""
+        return [rewards.delta, rewards.u]
 
     @torch.no_grad()
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return weights of N pairs under the current Theta."""
-        values = self._features(rewards, batch)
-        g, a, b = self.vnet(*values)
-        if self.vnet.features == PAPER:
-            return Weights(g, a, b)
-        columns = torch.stack(values, dim=1).to(g.dtype)
-        return Weights(g, a, b, columns) if self.vnet.has_slope else Weights(g, features=columns)
-
-    @torch.no_grad()
-    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Update the running scale of features, and record the visit."""
-        if self.vnet.scale is not None:
-            self.vnet.observe(torch.stack(self._features(rewards, batch), dim=1))
-        self._features.observe(rewards, batch)
-
-    def check_pairs(self, pairs: Any) -> None:
-        """Read the history if there is one."""
-        self._features.check_pairs(pairs)
-
-    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuse features of earlier visits if there are none."""
-        self._features.check_plan(updates, updates_per_epoch)
+        return Weights(*self.vnet(*self.inputs(rewards, batch)))
 
     def update(
         self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
@@ -208,15 +169,15 @@ class VNetWeighting(Weighting):
             clipped = self.estimator.clipped(c)
             metrics |= coefficient_metrics(c, clipped, inner.total)
             # Line 11: Theta.
-            self._step(inner, self._features(pairs.rewards, pairs.batch), factor * clipped)
+            self._step(inner, self.inputs(pairs.rewards, pairs.batch), factor * clipped)
             self.updates += 1
         else:
             self.skipped += 1
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
-    def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
-        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from (N,) features and coefficients c."""
+    def _step(self, inner: WeightedGradient, inputs: list[Tensor], c: Tensor) -> None:
+        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from VNet's inputs and (N,) coefficients c."""
         if self.mean_one:
             # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
             # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
@@ -225,7 +186,7 @@ class VNetWeighting(Weighting):
             c = (c - weighted / inner.mean_weight) / inner.mean_weight
         self.vnet_optimizer.zero_grad()
         with torch.enable_grad():
-            g, _, _ = self.vnet(*features)
+            g, _, _ = self.vnet(*inputs)
             (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
         self.vnet_optimizer.step()
@@ -246,13 +207,12 @@ class VNetWeighting(Weighting):
         self.vnet.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return VNet, its optimizer, the numbers of updates and skips, and recorded visits."""
+        """Return VNet, its optimizer, and the numbers of updates and skips."""
         return {
             "vnet": self.vnet.state_dict(),
             "optimizer": self.vnet_optimizer.state_dict(),
             "updates": self.updates,
             "skipped": self.skipped,
-            **self._features.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -261,9 +221,7 @@ class VNetWeighting(Weighting):
             self.vnet.load_state_dict(state["vnet"])
         except RuntimeError:
             raise UserError(
-                "The checkpoint's VNet has other layers or inputs than this one; use the hidden and features "
-                "that it was made with."
+                "The checkpoint's VNet has other layers than this one; use the hidden that it was made with."
             ) from None
         self.vnet_optimizer.load_state_dict(state["optimizer"])
         self.updates, self.skipped = state["updates"], state["skipped"]
-        self._features.load_state_dict(state)

@@ -29,7 +29,7 @@ def test_help_and_index(name, capsys):
         (["told_share", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--numbers", "x.csv"], "give both"),
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
-        (["long_run", "--updates", "3"], "updates is 3, but a slope needs at least 400"),
+        (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),
         (["health_alarm", "--jobs", "0"], "jobs: "),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),

@@ -23,10 +23,8 @@ from research import theory
 from research.theory import (
     agreement,
     calibration_error,
-    other_features,
     reliability,
     theory_check,
-    weighs,
     weight_log_ratio,
     with_intervals,
 )
@@ -80,13 +78,6 @@ def test_a_vnet_that_looks_at_delta():
         expected = weighting.vnet(delta, u)[0].log() - weighting.vnet(delta, -u)[0].log()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert (found + weight_log_ratio(weighting, -u, delta, pairs_with(ETA[:50]))).abs().max() < 1e-12
-
-
-def test_theory_leaves_other_features_out():
-    weighting = VNetWeighting(features=("delta", "u", "entropy"))
-    assert other_features(weighting) == ["entropy"] and not weighs(weighting)
-    assert weight_log_ratio(weighting, torch.ones(3), torch.ones(3), None).isnan().all()
-    assert weighs(VNetWeighting()) and weighs(VNetWeighting(features=["u"]))
 
 
 def test_agreement_is_that_of_both_orders():

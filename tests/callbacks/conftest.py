@@ -129,7 +129,7 @@ def two_processes(tmp_path_factory):
     script = Path(__file__).with_name("ddp_run.py")
     result = subprocess.run(
         [sys.executable, str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         **{"capture_output": True, "text": True, "timeout": 1200},
     )
     assert result.returncode == 0, result.stderr

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from conftest import Ordered, run
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, VNetSurfaces, WeightDistributions, WeightRecorder
+from tests.callbacks.conftest import Ordered, run
 
 
 def callbacks():

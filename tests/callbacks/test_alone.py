@@ -18,9 +18,9 @@ from pacmr_lightning.weighting import VNetWeighting
 from ..conftest import quiet_trainer
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
-MAPS = ("g", "slope", "offset", "weight_function", "monotone_share")
+MAPS = ("g", "slope", "offset", "surfaces", "weight_function", "monotone_share")
 LEFT = {
-    "Dashboard": ({"at_a_glance/accuracy_train", "at_a_glance/vnet_updates", "about/text_summary"}, set()),
+    "Dashboard": ({"custom_scalars__config__", "about/text_summary"}, set()),
     "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
     "GoldReward": (SAMPLED | {"val/gold_reward"}, {"samples.jsonl"}),
     "Health": ({"warnings/slope_ratio", "warnings/alarm"}, set()),

@@ -2,20 +2,16 @@
 
 import re
 
-import pandas as pd
 import pytest
 import yaml
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks.progress.progress_bar import get_standard_metrics
 from scipy.special import expit
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.dashboard import CHARTS, GLANCE, RESULTS, SETTINGS, Dashboard
+from pacmr_lightning.callbacks.dashboard import CHARTS, RESULTS
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.runs.loggers import run_loggers
 
 UPDATES = 6
 
@@ -70,34 +66,10 @@ def test_runs_are_called_as_their_folders(runs, board):
     assert (runs / "pacmr/tensorboard/hparams.yaml").exists()
 
 
-def test_at_a_glance_repeats_the_curves_once(runs, board):
-    frame = pd.read_csv(runs / "pacmr/metrics.csv")
-    assert not any(name.startswith("at_a_glance") for name in frame)
-    for source, name in GLANCE.items():
-        curve = frame[["step", source]].dropna()
-        shown = points(board, "pacmr", f"at_a_glance/{name}")
-        assert [step for step, _ in shown] == curve["step"].tolist() != [], source
-        assert [value for _, value in shown] == pytest.approx(curve[source].tolist(), rel=1e-5, nan_ok=True)
-        assert shown == points(board, "pacmr", source), source
-    shown = ("scalars", "images", "histograms")
-    kinds = {tag: board.SummaryMetadata("pacmr", tag) for tag in board.Runs()["pacmr"]["tensors"]}
-    tags = [tag for tag, kind in kinds.items() if kind.plugin_data.plugin_name in shown]
-    assert sorted(tags)[: len(GLANCE)] == [f"at_a_glance/{name}" for name in sorted(GLANCE.values())]
-    assert "epoch" not in tags
-
-
 def test_a_short_run_has_whole_curves(board):
     """``log_every_n_steps`` is more than its updates."""
     for run in ("pacmr", "dpo"):
         assert [step for step, _ in points(board, run, "train/loss")] == list(range(UPDATES))
-
-
-def test_the_progress_bar_shows_no_version_of_it(tmp_path):
-    loggers = run_loggers(str(tmp_path), None, 0)
-    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=loggers)
-    before = get_standard_metrics(trainer)
-    Dashboard().setup(trainer, LightningModule(), "fit")
-    assert len(trainer.loggers) == 3 and get_standard_metrics(trainer) == before == {}
 
 
 def test_the_layout_names_curves_that_are_there(board):
@@ -109,7 +81,7 @@ def test_the_layout_names_curves_that_are_there(board):
     tags = board.Runs()["pacmr"]["tensors"]
     for title, patterns in charts.items():
         found = [tag for pattern in patterns for tag in tags if re.match(pattern, tag)]
-        assert found == [f"at_a_glance/{GLANCE[tag]}" for tag in CHARTS[title]]
+        assert sorted(found) == sorted(CHARTS[title])
 
 
 def test_hparams_compare_methods(runs, board):
@@ -120,16 +92,9 @@ def test_hparams_compare_methods(runs, board):
         found[run] = {name: value.string_value or value.number_value for name, value in values.items()}
         content = board.SummaryMetadata(run, metadata.EXPERIMENT_TAG).plugin_data.content
         experiment = metadata.parse_experiment_plugin_data(content)
-        assert [info.name for info in experiment.hparam_infos] == list(SETTINGS), "of all methods"
+        assert {info.name for info in experiment.hparam_infos} == found[run].keys()
         metrics = [info.name.tag for info in experiment.metric_infos]
         assert metrics == list(RESULTS) and set(metrics) <= set(board.Runs()["pacmr"]["tensors"])
-    ids = {
-        metadata.parse_session_start_info_plugin_data(
-            board.SummaryMetadata(run, metadata.SESSION_START_INFO_TAG).plugin_data.content
-        ).group_name
-        for run in found
-    }
-    assert ids == {f"pacmr ({runs})", f"dpo ({runs})"}
     assert found["pacmr"].items() >= {"method": "pacmr", "vnet_every": 1, "vnet_tau": 0.6}.items()
     assert found["dpo"]["method"] == "dpo" and not any(name.startswith("vnet") for name in found["dpo"])
     for name in ("noise_rate", "seed", "model", "beta"):

@@ -30,7 +30,7 @@ def gold_reward(prompt, response):
 
 
 class Policy(PolicyModel):
-    """A tiny Llama with LoRA that records its calls of ``generate``."""
+    """A tiny Llama with LoRA that records how it samples, without the check of how neighbours count."""
 
     def __init__(self, folder):
         super().__init__(folder, rank=2)
@@ -43,7 +43,8 @@ class Policy(PolicyModel):
                 parameter.normal_(std=0.3)
 
     def generate(self, **options):
-        self.calls.append(options)
+        if "output_logits" not in options:
+            self.calls.append(options)
         return super().generate(**options)
 
 

@@ -325,7 +325,7 @@ def test_messages_as_text(write):
     assert found == expected and found["chat"]
     [found] = pairs(row | {"chosen": write(row["chosen"])})
     assert found == expected, "one of them as text, the other as a list"
-    with pytest.raises(UserError, match="'rejected' is a text, but 'chosen' is a list"):
+    with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
         pairs(row | {"chosen": write(row["chosen"]), "rejected": "No."})
     with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
         pairs({"prompt": write(QUESTION), "chosen": "a", "rejected": "b"})

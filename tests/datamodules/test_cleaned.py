@@ -111,8 +111,8 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         "score_rejected, chosen_model, rejected_model, chosenTime, rejectedTime, response-CHOSEN, "
         "response-REJECTED, meta.chosen_score, meta.rejected_score.",
         "Columns that change their sign where a label is swapped: margin, score_diff, meta.margin.",
-        "Columns that may describe a side, but are not changed where a label is swapped; check them: "
-        "winner, chosen_index, label, note_margin.",
+        "Columns that are not changed where a label is swapped; check those that describe a side: "
+        "winner, chosen_index, label, note_margin, tokens, difficulty, meta.eta, meta.source.",
     ]
     Files(path).write_cleaned(str(output), drop={"0"}, flip=set())
     assert capsys.readouterr().out == "", "nothing was swapped"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import PIL.Image as PIL
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
@@ -180,26 +182,111 @@ def test_conversations(tmp_path):
 
 
 def test_csv(tmp_path):
-    """The texts None, NA and null are texts; an empty cell is missing; messages are read from their JSON."""
+    """Each cell is its text, whatever it looks like; an empty cell is missing."""
     (tmp_path / "csv").mkdir()
-    turns = {"question": [message("user", "q")], "good": [message("assistant", "NA")]}
-    texts = [*("None", "NA", "null", "nan"), json.dumps(turns["good"])]
+    texts = ["None", "NA", "null", "nan", "2", "007", "2.0", "True", "2020-01-02", "1e5", "12:30"]
     rows = [
-        {"id": i, "question": f"q{i}", "good": text, "bad": f"b{i}", "category": "NA", "margin": ""}
+        {"id": f"{i:03d}", "question": f"q{i}", "good": text, "bad": str(i), "category": "NA", "margin": ""}
+        | {"annotator": f"{i % 2:02d}", "flipped": i > 3, "eta": 0.5}
         for i, text in enumerate(texts)
     ]
-    rows[-1] |= {"question": json.dumps(turns["question"]), "bad": json.dumps([message("assistant", "b")])}
     pd.DataFrame(rows).to_csv(tmp_path / "csv" / "train.csv", index=False)
     columns = {"prompt": "question", "chosen": "good", "rejected": "bad"}
     found = HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
-    assert found["chosen"][:4] == texts[:4] and set(found["category"]) == {"NA"}
-    assert found["chat"][:] == [False] * 4 + [True] and json.loads(found["chosen"][4]) == turns["good"]
-    assert json.loads(found["prompt"][4]) == turns["question"] and set(found["unread"]) == {None}
+    assert found["chosen"][:] == texts and set(found["category"]) == {"NA"}
+    for name in ("id", "annotator", "flipped", "eta"):
+        assert found[name][:] == [row[name] for row in rows]
+    assert found["rejected"][:] == [row["bad"] for row in rows] and set(found["unread"]) == {None}
     pd.DataFrame([*rows, rows[0] | {"id": 9, "good": None}]).to_csv(
         tmp_path / "csv" / "train.csv", index=False
     )
-    with pytest.raises(UserError, match=r"row 6 has no 'chosen': its value is null \(in CSV an empty cell"):
+    with pytest.raises(UserError, match=r"row 12 has no 'chosen': its value is null \(in CSV an empty cell"):
         HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_messages_as_json_in_csv(tmp_path, others, caplog):
+    """They are messages if all rows have them; among other texts they are texts, such as code."""
+    (tmp_path / "csv").mkdir()
+    sides = [json.dumps([message("assistant", text)]) for text in ("NA", "b")]
+    rows = [{"prompt": json.dumps([message("user", "q")]), "chosen": sides[0], "rejected": sides[1]}]
+    rows += [{"prompt": "q", "chosen": "a", "rejected": "b"}] * others
+    pd.DataFrame(rows).to_csv(tmp_path / "csv" / "train.csv", index=False)
+    with caplog.at_level("INFO"):
+        found = HubPreferences(str(tmp_path / "csv")).load_all()
+    assert found["chat"][:] == ([False] * 2 if others else [True])
+    assert found["chosen"][0] == sides[0]
+    said = "1 of 2 texts in 'chosen' read as chat messages, but others do not, so all stay texts."
+    assert (said in caplog.text) == others
+
+
+def test_texts_of_json_lines_stay_texts(tmp_path):
+    """Dates, also of a second file that has only these; numbers and texts in one column; odd columns."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    rows = [
+        {"prompt": f"When, {i}?", "chosen": f"2020-01-{i + 1:02d}", "rejected": "2021-01-01T00:00:00"}
+        | {"annotator": [7, "7", 7.0, "x", None][i % 5], "extra": [{"a": i}, i, "i"][i % 3]}
+        for i in range(20)
+    ]
+    for part, some in enumerate((rows[:10], rows[10:])):
+        (folder / f"train-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    found = HubPreferences(str(folder)).load_all()
+    assert found["chosen"][:] == [row["chosen"] for row in rows]
+    assert found["rejected"][:] == [row["rejected"] for row in rows]
+    assert found["annotator"][:] == ["7", "7", "7", "x", None] * 4
+    turns = [[message("user", f"{i}?"), message("assistant", f"2020-01-{i + 1:02d}")] for i in range(20)]
+    chats = [{"chosen": turn, "rejected": [*turn[:1], message("assistant", "No.")]} for turn in turns]
+    (folder / "train-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
+    (folder / "train-1.jsonl").unlink()
+    assert [json.loads(text) for text in HubPreferences(str(folder)).load_all()["chosen"]] == turns
+    (folder / "train-0.jsonl").unlink()
+    # An array, which datasets reads.
+    (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))
+    with pytest.raises(
+        UserError, match="the column 'chosen', whose texts the library datasets reads as dates"
+    ):
+        HubPreferences(str(folder)).load_all()
+
+
+def test_a_column_can_be_left_out(tmp_path):
+    rows = [
+        {
+            "prompt": f"q{i}",
+            "chosen": "a",
+            "rejected": "b",
+            "category": ["x", "y"],
+            "flipped": "no",
+            "id": "x",
+        }
+        for i in range(4)
+    ]
+    write_parquet(tmp_path / "odd", "train", rows)
+    path = str(tmp_path / "odd")
+    with pytest.raises(
+        UserError, match=r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
+    ):
+        HubPreferences(path).load_all()
+    found = HubPreferences(path, columns=dict.fromkeys(("category", "flipped", "id"))).load_all()
+    assert set(found["category"]) == {None} and set(found["flipped"]) == {None}
+    assert len(set(found["id"])) == 4
+
+
+def test_columns_of_types_that_nobody_reads(tmp_path):
+    """They are not read, whatever datasets makes of them."""
+    count = 3
+    odd = {
+        "map": pa.array([[("a", 1)]] * count, pa.map_(pa.string(), pa.int64())),
+        "time": pa.array([1] * count, pa.time64("ns")),
+        "views": pa.array(["a"] * count, pa.string_view()),
+        "nothing": pa.nulls(count),
+    }
+    texts = {
+        name: pa.array([f"{name} {i}" for i in range(count)]) for name in ("prompt", "chosen", "rejected")
+    }
+    (tmp_path / "odd").mkdir()
+    pq.write_table(pa.table(texts | odd), tmp_path / "odd" / "train.parquet")
+    assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
 
 
 def test_columns_that_are_not_read(tmp_path, caplog):
@@ -247,7 +334,7 @@ def test_errors(tldr, hh, tmp_path):
     with pytest.raises(UserError, match=f"no column 'completion', {found}"):
         HubCompletions(wrong).load("train")
     write_parquet(tmp_path / "no prompt", "train", [{"question": "a", "completion": "b"}])
-    with pytest.raises(UserError, match="no column 'prompt', but question, completion; name it"):
+    with pytest.raises(UserError, match=r"row 1 has no 'prompt' \(columns found: 'question', 'completion'\)"):
         HubCompletions(str(tmp_path / "no prompt")).load("train")
     broken = tmp_path / "broken"
     write_parquet(broken, "train", [{"chosen": "a"}])

@@ -66,13 +66,13 @@ def test_the_outer_set_is_the_pairs_of_the_augmented_prompts(make, augmentations
 def test_the_longest_pair(make, augmentations, pair_rows):
     """An augmented prompt counts where it is longer than the prompt."""
     prompts = [row["prompt"] for row in pair_rows(30)]
-    pairs = make(augmentations=augmentations(prompts)).train_pairs
-    rows = pairs.rows[:]
+    data = make(augmentations=augmentations(prompts))
+    rows = data.train_pairs.rows[:]
     prompts = [max(map(len, both)) for both in zip(rows["prompt_ids"], rows["augmented_ids"], strict=True)]
     both = [len(c) + len(r) for c, r in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)]
-    prompt, response = pairs.longest()
-    assert response == (max(both) + 1) // 2
-    assert prompt + 2 * response == max(p + b for p, b in zip(prompts, both, strict=True))
+    lengths = sorted((p + b for p, b in zip(prompts, both, strict=True)), reverse=True)
+    found = data.longest_pairs(4)
+    assert found.augmented is None and (found.segment_ids != 0).sum(1).tolist() == lengths[:4]
 
 
 def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pair_rows):
@@ -187,7 +187,8 @@ def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
     ids, swapped = every.train_pairs.rows["id"][:], every.train_pairs.swapped
     u = np.random.default_rng(0).permutation(30) / 10 - 1.5
     observed = np.where(swapped, "rejected", "chosen")
-    pd.DataFrame({"id": ids, "cross_fit_u": u, "observed": observed}).to_parquet(tmp_path / "pairs.parquet")
+    table = {"id": ids, "cross_fit_u": u, "observed": observed, "texts": every.train_pairs.rows["texts"][:]}
+    pd.DataFrame(table).to_parquet(tmp_path / "pairs.parquet")
     data = make(noise_rate=0.5, curriculum=str(tmp_path / "pairs.parquet"), curriculum_share=0.45)
     easiest = np.log1p(np.exp(-u)).argsort()[:13].tolist()
     pairs = data.train_pairs

@@ -124,7 +124,8 @@ def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    assert set(rows.column_names) == {"id", "prompt", "completion", *TEMPLATE, "chat", "unread"}
+    about = {*TEMPLATE, "chat", "unread", "like_messages"}
+    assert set(rows.column_names) == {"id", "prompt", "completion"} | about
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
     with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
         read_sft(write_rows([ROW]))

@@ -118,7 +118,7 @@ def test_prompts_alone(tmp_path):
     file.write_text('{"prompt": "tell me", "completion": " more"}\n{"prompt": "sing"}\n')
     source = Prompts(str(file))
     assert [prompt.text for prompt in draw_prompts(source, None, 0)] == ["tell me", "sing"]
-    with pytest.raises(UserError, match=r"prompts.jsonl has prompts only; pacmr label makes pairs"):
+    with pytest.raises(UserError, match=r"prompts.jsonl has prompts only, for pacmr predict"):
         source.load("train")
     file.write_text('{"prompt": "tell me"}\n{"text": "sing"}\n')
     with pytest.raises(UserError, match="line 2: 'prompt' is None, but it must be a text"):

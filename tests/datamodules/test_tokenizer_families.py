@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.chat_template import end_tokens, template_warnings
-from pacmr_lightning.datamodules.chat import render
+from pacmr_lightning.datamodules.chat import CHANGES, render
 from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
@@ -203,11 +203,17 @@ def test_a_template_without_a_generation_prompt():
 @pytest.mark.parametrize(
     ("template", "row", "expected"),
     [
-        (NO_SYSTEM, chat_row(), "a message"),
-        (THINKING, chat_row("<think>a sea</think>blue."), "reasoning"),
-        (PLAIN, chat_row("  blue. \n"), None),
+        (NO_SYSTEM, chat_row(), "a message left out"),
+        (THINKING, chat_row("<think>a sea</think>blue."), "reasoning left out"),
+        (PLAIN, chat_row("  blue. \n"), "whitespace changed"),
         (CHATML, chat_row("<think>a sea</think>blue."), None),
-        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), None),
+        (CHATML, chat_row(" blue. \n"), None),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), "a message changed"),
+        (
+            CHATML.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"),
+            chat_row(" a"),
+            "whitespace changed",
+        ),
     ],
 )
 def test_what_a_template_leaves_out_is_counted(template, row, expected):
@@ -215,15 +221,47 @@ def test_what_a_template_leaves_out_is_counted(template, row, expected):
     rows = pairs(row)
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
-    assert {k for k in counts if k.endswith("left out")} == ({f"{expected} left out"} if expected else set())
+    assert set(counts) & set(CHANGES) == ({expected} if expected else set())
     assert len(said) == (expected is not None)
     if expected:
-        assert f"the chat template leaves {expected} out in 1 of 1 rows" in said[0]
+        where = f"in 1 of 1 rows ({rows['id'][0]} for one)"
+        assert f"train: the chat template {CHANGES[expected]} {where}" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("keep", "contents", "expected"),
+    [
+        ("m.role != 'system'", ["Be nice.", "nice", "yes"], ["a message left out"]),
+        ("not loop.first", ["yes", "yes", "yes"], ["a message left out"]),  # said by others, too
+        ("loop.index > 2", ["Be calm.", "calm", "Be calm. calm"], ["a message left out"]),
+        ("true", ["a", "b", "ab"], []),
+    ],
+)
+def test_messages_that_occur_in_others(keep, contents, expected):
+    template = "{% for m in messages %}{% if " + keep + " %}[{{ m.content }}]{% endif %}{% endfor %}"
+    template += "{% if add_generation_prompt %}[{% endif %}"
+    system, user, answer = (
+        {"role": role, "content": text}
+        for role, text in zip(("system", "user", "assistant"), contents, strict=True)
+    )
+    assert render(build("byte level", template=template), [system, user], answer).changes == expected
 
 
 def test_reasoning_of_a_field_of_its_own():
     thought = {"role": "assistant", "content": "blue.", "reasoning_content": "of the sea"}
-    assert render(build("byte level", template=CHATML), QUESTION, thought).left_out == ["reasoning"]
+    assert render(build("byte level", template=CHATML), QUESTION, thought).changes == ["reasoning left out"]
+
+
+def test_a_system_prompt_of_the_template_s_own():
+    own = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe calm.<|im_end|>\n{% endif %}"
+    said = [
+        list(template_warnings(build("byte level", template=t))) for t in (own + CHATML, CHATML, NO_SYSTEM)
+    ]
+    assert [any("writes a system prompt of its own, 'Be calm.'" in one for one in each) for each in said] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_several_named_templates():
@@ -253,5 +291,7 @@ def test_two_bos():
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     assert counts["two BOS"] == 1
     assert list(token_warnings(tokenizer, rows, counts, "train")) == [
-        "train: 1 of 1 prompts begin with BOS (<s>) twice; take it out of the texts."
+        "train: 1 of 1 prompts begin with BOS (<s>) twice ("
+        + rows["id"][0]
+        + " for one); take it out of the texts."
     ]

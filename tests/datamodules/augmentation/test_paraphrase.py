@@ -8,7 +8,7 @@ import pytest
 
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.augment import augment
-from pacmr_lightning.datamodules.augmentation.paraphrase import CUT, INSTRUCTION, Paraphrase
+from pacmr_lightning.datamodules.augmentation.paraphrase import CUT, INSTRUCTION, REPEATED, Paraphrase
 from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
@@ -20,6 +20,8 @@ SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
 
 def reply(messages):
     text = messages[-1]["content"]
+    if text == "a loop":
+        return "all day long " * 3 + "it rains"
     return "One.\nTwo." if "two lines" in text else " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
 
 
@@ -43,10 +45,14 @@ def test_lines_are_paraphrased_whole(server, paraphrase, tmp_path):
 
 
 def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
-    pieces = ["the sea was cut", "the sea in two lines", "the calm"]
+    loop = "the sea " * 6
+    pieces = ["the sea was cut", "the sea in two lines", "the calm", f"{loop}calm", "a loop"]
     server.script = ["cut short"]
     found = paraphrase.rewrite([pieces], tmp_path / "answers.sqlite")
-    assert [found[piece].text for piece in pieces] == [*pieces[:2], "the still"]
+    assert [found[piece].text for piece in pieces] == [
+        *(*pieces[:2], "the still", "the ocean " * 6 + "still", "a loop")
+    ]
+    assert found["a loop"].kept == REPEATED
     assert found[pieces[0]].kept == CUT
     assert found[pieces[1]].kept == "the answer is not of the kind that was asked for"
     # A second try for several lines.

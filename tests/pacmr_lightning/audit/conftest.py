@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import AuditOptions, noise_rate
+from pacmr_lightning.audit import AuditOptions, agreement
 from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.commands.audit import show
 from pacmr_lightning.embedded_world import World
@@ -14,18 +14,18 @@ from pacmr_lightning.runs.finished_run import find_run, load_run
 from ...conftest import fails, short_fit, write_lines
 
 PAIRS = 64
-STATISTICS = ("test_noise_rate", "test_by_hand", "test_group_reliability", "test_votes")
+STATISTICS = ("test_agreement",)
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples(request):
     """Intervals of a tenth of the draws, where an audit's are not what is tested."""
-    draws = noise_rate.resampled_prompts
+    draws = agreement.resampled_prompts
     with pytest.MonkeyPatch.context() as patch:
         if request.path.stem not in STATISTICS:
             few = lambda prompts, n: draws(prompts, min(n, 20))  # noqa: E731
-            patch.setattr(noise_rate, "resampled_prompts", few)
+            patch.setattr(agreement, "resampled_prompts", few)
         yield
 
 

@@ -17,6 +17,7 @@ from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import cross_fit, pipeline
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
+from pacmr_lightning.audit.scored_pairs import _probe_or_policy
 from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.datamodules import cached_values
 from pacmr_lightning.errors import UserError
@@ -42,7 +43,7 @@ def as_trained(run):
 
 
 def test_values_of_every_pair(run):
-    table = audit(run).set_index("id")
+    table = audit(run, "policy").set_index("id")
     rows = as_trained(run)
     assert len(table) == PAIRS and sorted(table["rank"]) == list(range(1, PAIRS + 1))
     table = table.loc[[row["id"] for row in rows]]
@@ -64,7 +65,7 @@ def test_values_of_every_pair(run):
         assert table[name].tolist() == [row[name] for row in rows]
     mask = pd.read_parquet(run / "noise_mask.parquet").set_index("id")
     assert mask["annotator"].loc[table.index].equals(table["annotator"])
-    assert table["weight"].loc[table["rank"].idxmin()] == table["weight"].min()
+    assert table["rank"].idxmin() == table["u"].idxmin()
 
 
 def test_files(run, capsys):
@@ -72,7 +73,7 @@ def test_files(run, capsys):
     folder = run / "out"
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
-    assert pd.read_csv(folder / "methods.csv")["method"][0] == "weight"
+    assert pd.read_csv(folder / "methods.csv")["method"][0] in ("u", "linear probe")
     groups = pd.read_csv(folder / "groups.csv")
     for name, part in groups.groupby("grouping"):
         assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
@@ -84,7 +85,7 @@ def test_files(run, capsys):
     assert "have in common</h2>" in page and "<h2>By category</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     shown = capsys.readouterr().out
-    assert "weight" in shown and "noise_rate 0.3" in shown and "Noise rate by" in shown
+    assert "weight" in shown and "noise_rate 0.3" in shown and f"{PAIRS} labels" in shown
     assert not list(run.rglob("*.partial"))
 
 
@@ -114,7 +115,8 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
     table = audit(run, "policy").set_index("id")
     groups = pd.read_csv(run / "audit/groups.csv")
     groups = groups[groups["grouping"] == "annotator"].set_index("group")
-    assert groups["pairs"].to_dict() == {"a0": 22, "a1": 21, "a2": 21} and groups["expected"].isna().all()
+    assert groups["pairs"].to_dict() == {"a0": 22, "a1": 21, "a2": 21}
+    assert groups["contradicted"].isna().all(), "64 pairs cannot be predicted"
     traits = pd.read_csv(run / "audit/suspect_traits.csv").set_index("trait")
     against = table["u"] < 0
     assert (traits["kind"][["a0", "a1", "a2"]] == "annotator").all()
@@ -157,27 +159,6 @@ def only_part(run):
     return first
 
 
-def test_pre_update_scores(run):
-    part = only_part(run)
-    records = pd.read_parquet(part)
-    unseen = records["id"][records["step"] == 3].tolist()
-    records[records["step"] != 3].to_parquet(part)
-    table = audit(run, "pre_update").set_index("id")
-    start = records["id"][records["step"] == 0]
-    assert len(start) == 8 and (table.loc[start, "pre_update_u"] == 0).all(), "the policy was the reference"
-    assert (table.loc[start, "u"].abs() > 0.01).all()
-    assert len(unseen) == 8 and (table.loc[unseen, "pre_update_u"] == table.loc[unseen, "u"]).all()
-    others = records[~records["step"].isin((0, 3))].set_index("id")["u"]
-    np.testing.assert_array_equal(table.loc[others.index, "pre_update_u"], others)
-    assert table["pre_update_u"].is_monotonic_increasing
-    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
-    assert methods[0] == "pre-update u" and "u" in methods
-    assert "before its first update on the pair" in (run / "audit/report.html").read_text()
-    part.unlink()
-    with pytest.raises(UserError, match="WeightRecorder"):
-        audit(run, "pre_update")
-
-
 def test_linear_probe(run, monkeypatch):
     table = audit(run, "probe").set_index("id")
     _, module, data, _ = loaded(run)
@@ -191,7 +172,7 @@ def test_linear_probe(run, monkeypatch):
     pd.testing.assert_frame_equal(audit(run, "probe").set_index("id"), table)
 
 
-@pytest.mark.parametrize(("side", "judge"), [(1, "weight"), (-1, "linear probe")])
+@pytest.mark.parametrize(("side", "judge"), [(1, "u"), (-1, "linear probe")])
 def test_who_judges_by_default(run, capsys, side, judge):
     part = only_part(run)
     pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
@@ -199,6 +180,16 @@ def test_who_judges_by_default(run, capsys, side, judge):
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
     said = " ".join(capsys.readouterr().out.split())
     assert f"Scorer: {judge}. Agreement with" in said and f"each pair {50 + side * 50}% (signed ranks" in said
+    seen = "u comes from a policy that was trained on these labels, wrong ones included."
+    assert (seen in said) == (judge == "u")
+
+
+def test_what_a_policy_had_not_seen():
+    """Its u at the first visit of a pair; a pair without a visit was never trained on."""
+    pairs = pd.DataFrame({"id": list("abc"), "u": [9.0, 9.0, -2.0], "probe_u": [1.0, 2.0, 4.0]})
+    visits = pd.DataFrame({"id": list("baab"), "u": [-3.0, -1.0, 9.0, 9.0]})
+    scorer, why = _probe_or_policy(pairs, visits)
+    assert scorer == "probe" and "linear probe 100%, policy before its first update on each pair 0%" in why
 
 
 def test_micro_batches_of_a_loaded_run(run):
@@ -316,17 +307,16 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("unfinished*"))
 
 
-def test_the_policy_itself_with_a_known_share(run):
+def test_the_policy_itself_with_a_known_rate(run):
     table = audit(run, "policy", noise_rate=0.3)
-    assert table["u"].is_monotonic_increasing and table["p_wrong"].is_monotonic_decreasing
-    # P(wrong | u) = sigmoid(logit(eps) - k u) of a policy with this k, on average over what k may be.
-    p = table["p_wrong"][table["u"].abs() > 0.01]
-    k = (np.log(0.3 / 0.7) - np.log(p / (1 - p))) / table["u"][p.index]
-    assert k.min() > 0 and table["p_wrong"][table["u"].abs().idxmin()] == pytest.approx(0.3, abs=0.1)
+    assert table["u"].is_monotonic_increasing and table["p"].is_monotonic_increasing
+    # p = sigmoid(logit(1 - eps) + k u) with one k.
+    p = table["p"][table["u"].abs() > 0.01]
+    k = (np.log(p / (1 - p)) - np.log(0.7 / 0.3)) / table["u"][p.index]
+    assert k.min() > 0 and k.max() == pytest.approx(k.min(), rel=1e-3)
     methods = pd.read_csv(run / "audit/methods.csv")
-    assert methods["method"].tolist() == ["u", "weight", "loss", "cleanlab on u"]
-    assert methods["expected"][0] == 0.3
-    assert "30.0%, as given" in (run / "audit/report.html").read_text()
+    assert methods["method"].tolist() == ["u", "loss", "weight", "cleanlab on u"]
+    assert "at a given rate of random flips of 30.0%" in (run / "audit/report.html").read_text()
 
 
 def test_dpo_scorer_and_both_in_the_table(run):
@@ -336,14 +326,16 @@ def test_dpo_scorer_and_both_in_the_table(run):
     table = audit(run, "dpo")
     assert table["cross_fit_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
-    assert methods[:4] == ["cross-fitted u", "weight", "loss", "u"]
-    kept = audit(run, "vnet").set_index("id")["cross_fit_u"]
+    assert methods[:4] == ["cross-fitted u", "loss", "weight", "u"]
+    kept = audit(run, "policy").set_index("id")["cross_fit_u"]
     assert kept.loc[table["id"]].tolist() == table["cross_fit_u"].tolist()
+    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
+    assert methods[:4] == ["u", "cross-fitted u", "loss", "weight"]
 
 
 @pytest.fixture
 def three_suspects(monkeypatch):
-    """64 pairs are too few to identify the share: only that is replaced here."""
+    """64 pairs are too few to predict labels: only that is replaced here."""
     real = pipeline.find
 
     def three_suspects(*arguments):
@@ -396,6 +388,7 @@ def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
 def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub):
     clean = tmp_path / "clean.jsonl"
     arguments = [str(run), "--cleaned", str(clean), "--action", "drop", "--threshold", "0.6"]
+    arguments += ["--scorer", "probe"]
     hub.refuse["commit"] = 403
     said = refused(capsys, "audit", *arguments, "--push_cleaned", "me/pairs", "--private")
     assert "me/pairs cannot be uploaded to: the token may not write there" in said
@@ -422,9 +415,9 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
     for expected in (
         f"The file has {PAIRS - 3} rows. Of {PAIRS} audited pairs 3 are suspected label errors",
         "3 pairs were dropped, and 0 labels swapped. The labels before include the noise",
-        "above 0.6 by weight",
-        "Noise rate before: ",
-        "pacmr audit run --threshold 0.6 --cleaned clean.jsonl --action drop",
+        "p, the probability that another annotator agrees, is below 0.6 by linear probe",
+        f"These {PAIRS} labels cannot be predicted from the scores better than by a coin",
+        "pacmr audit run --scorer probe --threshold 0.6 --cleaned clean.jsonl --action drop",
         "- `rejected`: the other response",
         f"pacmr-lightning {version('pacmr-lightning')}",
     ):
@@ -483,8 +476,6 @@ def test_dpo_run_has_no_weights(run):
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
-    with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer policy"):
-        audit(run, "vnet")
     part = only_part(run)
     part.unlink()
     table = audit(run)

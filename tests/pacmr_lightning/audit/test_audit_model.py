@@ -1,6 +1,7 @@
 """An adapter and a whole model that come without a run: the same u, and the audit's files."""
 
 import shutil
+from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +62,11 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     before, after = read_lines(train_file), read_lines("cleaned.jsonl")
     assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)
     suspected = set(table.index[table["suggested"] == "swap"])
-    assert suspected == set(table.index[table["p_wrong"] > 0.5])
+    assert suspected == set(table.index[table["p"] < 0.5])
     exchanged = [b["chosen"] != a["chosen"] for b, a in zip(before, after, strict=True)]
     assert sum(exchanged) == len(suspected)
     page = Path("found/report.html").read_text()
-    assert "Scores are u of" in page and "so the noise rate is likely to be higher" in page
+    assert "Scores are u of" in page and "As far as it has memorised them, p is too high" in page
 
 
 def test_before_any_training(finished, run, monkeypatch, tmp_path):
@@ -78,7 +79,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
-    assert table["p_wrong"][wrong].mean() > 0.6 and table["p_wrong"][~wrong].mean() < 0.2
+    assert table["p"][wrong].mean() < 0.4 and table["p"][~wrong].mean() > 0.8
     # Decisions on half of them: lengths and the base model's log-probabilities join the probe.
     decided = [{"id": str(i), "decision": "keep" if i % 4 else "swap"} for i in range(120)]
     words = ["--decisions", str(write_lines(tmp_path / "decided.jsonl", decided)), "--output", "again"]
@@ -90,7 +91,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
         assert again.at[row["id"], "length_difference"] == chosen - rejected
     assert again["reference_difference"].abs().max() > 0 and (again["probe_u"] == table["probe_u"]).all()
     others = again.drop(index=[row["id"] for row in decided])
-    assert others["p_wrong"].rank().equals((-others["combined_u"]).rank())
+    assert others["p"].rank().equals(others["combined_u"].rank())
     page = Path("again/report.html").read_text()
     assert "The score is learned from 120 decisions" in page and "weighted by the decisions by hand" in page
     methods = pd.read_csv("found/methods.csv")["method"].tolist()
@@ -107,7 +108,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     cli.main(words.split())
     found = pd.concat(map(pd.read_parquet, weight_parts("first"))).set_index("id")["weight"]
     assert len(found) == 24
-    np.testing.assert_allclose(found, 1 - table["p_wrong"][found.index], rtol=1e-5)
+    np.testing.assert_allclose(found, table["p_majority"][found.index], rtol=1e-5)
 
 
 def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
@@ -138,7 +139,7 @@ PROBE = {"scorer": "probe"}
         ("adapter", PROBE, "beta is 1.0, but a linear probe has no reference and no beta"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
-        ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
+        ("adapter", {"scorer": "dpo"}, "scorer is dpo, but adapter is a model and no run; use --scorer"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
         ("nowhere", {"reference": "nowhere/x/y"}, "folder nowhere/x/y does not exist"),
     ],
@@ -177,12 +178,39 @@ def test_a_name_that_is_no_file_is_a_dataset():
 def test_from_python(finished, train_file, tmp_path):
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, noise_rate=0.3))
-    assert found.noise_rate == 0.3 and found.statement == "Noise rate: 30.0%, as given."
+    assert found.noise_rate == 0.3
+    assert found.statement.endswith("at a given rate of random flips of 30.0%.")
     pd.testing.assert_frame_equal(
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
     )
     assert all(path.is_file() and path.parent == tmp_path / "found" for path in found.files.values())
     unknown = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output))
-    assert unknown.noise_rate is None and "not identified" in unknown.statement
+    assert unknown.noise_rate is None and "cannot be predicted from the scores" in unknown.statement
+    assert unknown.suspected.empty and unknown.with_texts().columns.tolist()[3:] == SIDES
     with pytest.raises(UserError, match="No cleaned pairs were written"):
-        found.push("me/pairs")
+        unknown.push("me/pairs")
+
+
+SIDES = ["prompt", "chosen", "rejected"]
+
+
+def test_suspected_pairs_with_their_texts(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = {row["id"]: row for row in (by_one_word(i, wrong=i % 4 == 0) for i in range(240))}
+    found = whole_audit(finished.parent / "model", write_lines(tmp_path / "pairs.jsonl", rows.values()))
+    table = found.suspected
+    assert set(table["id"]) == {name for name in rows if int(name) % 4 == 0}
+    assert table["p"].is_monotonic_increasing and table["p"].max() < 0.5
+    assert table["suggested"].eq("swap").all() and table.columns.tolist() == ["id", "p", "suggested"]
+    assert f"would probably contradict {len(table)} of 240 labels" in found.statement
+    texts = found.with_texts()
+    assert texts[table.columns].equals(table)
+    assert texts[SIDES].to_dict("records") == [{n: rows[i][n] for n in SIDES} for i in table["id"]]
+
+
+def test_the_example_of_the_docstring(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished.parent / "model", "model")
+    write_lines("pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(240)])
+    [example] = DocTestFinder().find(whole_audit, "audit", globs={"audit": whole_audit})
+    assert len(example.examples) > 3 and DocTestRunner().run(example).failed == 0

@@ -5,7 +5,6 @@ import json
 import pandas as pd
 import pytest
 import torch
-from scipy.special import expit, logit
 
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.combination import VIEWS
@@ -22,7 +21,7 @@ from ...conftest import read_lines, write_lines
 from .test_findings import frame
 
 N, SAMPLE = 1500, 60
-SURE = {"keep": 0.0, "swap": 1.0}
+SURE = {"keep": 1.0, "swap": 0.0}
 
 
 def row_of(i):
@@ -48,7 +47,6 @@ class Audit:
         scored.noise_flips = self.wrong
         found = conclude(scored, "runs/a", self.folder, AuditOptions(top=top, **options))
         show(found)
-        self.rate = found.findings.rate
         return found.table.set_index("id")
 
     def decide(self, name, rows):
@@ -65,65 +63,50 @@ def plain(audit):
     return audit()
 
 
+def said_by(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_a_sample_tells_the_share(audit, plain, capsys):
     assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
-    # Suspects that were picked are all wrong, and must not count in the sample's own rate.
+    # Suspected labels that were picked are all wrong, and must not count in the sample's own share.
     picked = [{"id": name, "decision": "swap"} for name in plain.index[plain["flipped"]][:200]]
     known = {row["id"] for row in audit.drawn}
     rows = [*audit.drawn, *(row for row in picked if row["id"] not in known)]
     capsys.readouterr()
     table = audit(decisions=audit.decide("sample.jsonl", rows))
-    said = " ".join(capsys.readouterr().out.split())
+    said = said_by(capsys)
     count = sum(audit.wrong[row["id"]] for row in audit.drawn)
     sample = pd.read_csv(audit.folder / "sample.csv").iloc[0]
     assert (sample["wrong"], sample["right"]) == (count, SAMPLE - count)
-    assert sample["noise_rate"] == pytest.approx(count / SAMPLE)
+    assert sample["share_wrong"] == pytest.approx(count / SAMPLE)
     assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
-    assert not sample["contradicts"] and sample["own_low"] < sample["own"] < sample["own_high"]
-    share = f"{count / SAMPLE:.1%}"
-    assert f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong" in said
-    used = audit.rate
-    assert not used.known and abs(used.rate - sum(audit.wrong.values()) / N) < 0.04
-    assert f"The estimate that takes all decisions in, {used.rate:.1%}, lies in this interval." in said
-    assert f"{count} are wrong: {share}" in (audit.folder / "report.html").read_text()
+    share = f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong: "
+    share += f"{count / SAMPLE:.1%} (95% interval {sample['low']:.1%} to {sample['high']:.1%})."
+    assert share in said and share in (audit.folder / "report.html").read_text()
+    assert f"The score is learned from {len(rows)} decisions: " in said
 
     kept = pd.read_parquet(audit.folder / "pairs.parquet").set_index("id")
-    assert kept["p_wrong"].to_dict() == table["p_wrong"].to_dict()
+    assert kept["p"].to_dict() == table["p"].to_dict()
     sure = {row["id"]: SURE[row["decision"]] for row in rows}
-    assert kept["p_wrong"][list(sure)].to_dict() == sure
+    assert kept["p"][list(sure)].to_dict() == sure
     assert kept["decision"].dropna().to_dict() == {row["id"]: row["decision"] for row in rows}
-    told = audit(noise_rate=used.rate)
-    assert told["p_wrong"].between(0, 1, inclusive="neither").all()
+    # The other views are zero here, so that the other pairs keep their p.
     rest = [name for name in table.index if name not in sure]
-    assert (table["p_wrong"][rest] - told["p_wrong"][rest]).abs().max() < 0.05, (
-        "k is fitted to decisions, too"
-    )
+    assert (table["p"][rest] - plain["p"][rest]).abs().max() < 0.01
+    audit()
     assert not (audit.folder / "sample.csv").exists(), "the last audit knew of no sample"
 
 
-def test_a_sample_that_disagrees(audit, capsys):
-    rows = [row | {"decision": "swap" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
-    audit(decisions=audit.decide("other.jsonl", rows), noise_rate=0.25)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
-    assert "25.0%, as given" in said and "The audit uses" not in said
-    audit(decisions=audit.decide("other.jsonl", rows))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "The audit uses a noise rate of 3.3%." in said and "3.3%, as given" in said
-
-
-@pytest.mark.parametrize(("number", "right", "share"), [(1, 0, "100.0%"), (7, 6, "53.8%")])
-def test_a_sample_without_a_rate(number, right, share, audit, plain, capsys):
-    """Of which half or more is wrong: the decisions are anchors, as without a sample."""
-    wrong, rest = ([row for row in audit.drawn if row["decision"] == word] for word in ("swap", "keep"))
-    wrong = wrong[:number] + rest[:right]
-    table = audit(decisions=audit.decide("wrong.jsonl", wrong))
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{share} (95%" in said and "lies in this interval" in said
-    anchored = audit(decisions=audit.decide("anchors.jsonl", [row | {"sample": False} for row in wrong]))
-    pd.testing.assert_frame_equal(table, anchored)
-    rest = [name for name in table.index if name not in {row["id"] for row in wrong}]
-    assert (table["p_wrong"][rest] - plain["p_wrong"][rest]).abs().max() > 0.001, "they count"
+def test_few_decisions(audit, plain, capsys):
+    """They set p of their own pairs, and leave the score as it is."""
+    few = [row | {"sample": False} for row in audit.drawn[:10]]
+    table = audit(decisions=audit.decide("few.jsonl", few))
+    said = said_by(capsys)
+    assert "10 labels are decided as right or wrong; from 30 on they also improve the score." in said
+    assert "randomly sampled labels" not in said and not (audit.folder / "sample.csv").exists()
+    rest = [name for name in table.index if name not in {row["id"] for row in few}]
+    assert table["p"][rest].to_dict() == plain["p"][rest].to_dict()
 
 
 @pytest.mark.parametrize("action", [None, "drop", "swap"])
@@ -136,16 +119,8 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
     cleaned = audit.folder / "cleaned.jsonl"
     table = audit(decisions=path, cleaned=str(cleaned), action=action)
-    # Decisions move the threshold, along the same ranking.
-    assert table.index.equals(plain.index)
+    assert table.index.equals(plain.index) and table["suggested"].equals(plain["suggested"])
     suspected = table.index[table["suggested"] == "swap"].tolist()
-    assert suspected == table.index[: len(suspected)].tolist()
-    # At the most probable eps it is the mean of P(wrong), to which a decision adds its log-odds, of 98%.
-    eps, k = audit.rate.rate, audit.rate.slope
-    said = table.index.map(decided).map({"keep": -1, "swap": 1}).fillna(0).to_numpy(dtype=float)
-    by_u = logit(eps) - k * table["u"].to_numpy()
-    assert expit(by_u + said * logit(0.98)).mean() == pytest.approx(eps, abs=1e-4)
-    assert abs(expit(by_u).mean() - eps) > 1e-3, "as if nothing had been decided"
     done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []
@@ -171,7 +146,7 @@ def test_weights_of_decided_pairs(audit, make_batch):
     file = str(audit.folder / "pairs.parquet")
     for soft, hard in ((False, False), (False, True), (True, False), (True, True)):
         found = AuditedWeights(file, soft_labels=soft, hard=hard).weights(nothing, batch).g.tolist()
-        left = 1 - table["p_wrong"][names[3]]
+        left = table["p_majority"][names[3]]
         expected = [1, 0, 0.5 if soft else 0, float(left >= 0.5) if hard else left]
         assert found == pytest.approx(expected, abs=1e-6)
 

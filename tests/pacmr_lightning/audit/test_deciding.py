@@ -29,7 +29,7 @@ def listed(tmp_path_factory):
     pairs = frame(300)
     pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
-    found = find_with(pairs, "vnet", 0.3)
+    found = find_with(pairs, "policy", 0.3)
     drawn = random_sample(pairs["id"].tolist(), 2)
     suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
     texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
@@ -86,6 +86,7 @@ def test_by_key(page, listed, tmp_path):
     found = read_decisions(str(saved(page, tmp_path)))
     assert found.words == dict(zip(ids, ("swap", "unsure", "keep"), strict=False))
     assert found.observed == {name: observed[name] for name in ids[:3]}
+    assert found.texts == {name: f"texts of {name.rpartition(' ')[2]}" for name in ids[:3]}
     assert found.sample == set(ids[:2])
     assert "3 decisions are in decisions.jsonl" in page.value(SAID)
     asked = {urlsplit(url).scheme for url in page.requests}
@@ -159,6 +160,7 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
         ("no.jsonl", "[1, 2]\n", "line 1 is no decision"),
         ("word.jsonl", line(1) + line(2, decision="flip"), "line 2 is no decision"),
         ("side.jsonl", line(1, observed=side), "line 1 decides on a pair that had the other label there"),
+        ("texts.jsonl", line(1, texts="others"), "line 1 decides on a pair that had other texts there"),
     ):
         assert load(name, text) == f"{name} was not loaded: {why}."
         assert page.value(DECIDED) == ["keep", None, None, "drop", None]

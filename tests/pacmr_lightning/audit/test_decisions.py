@@ -7,14 +7,22 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.decisions import CONTROL, WORDS, Texts, random_sample, read_decisions, tasks
-from pacmr_lightning.audit.noise_rate import SampleEstimate, estimate_noise_rate
+from pacmr_lightning.audit.decisions import (
+    CONTROL,
+    WORDS,
+    Decisions,
+    SampleEstimate,
+    Texts,
+    random_sample,
+    read_decisions,
+    tasks,
+)
 from pacmr_lightning.errors import UserError
 
 from ...conftest import write_lines as write
-from .test_noise_rate import scores
 
 
 def row(name, decision, **other):
@@ -28,17 +36,34 @@ def at_least(k, n, p):
 def test_the_interval_is_clopper_and_pearsons():
     """Its ends are the shares at which what was seen has a tail of 2.5%."""
     share = SampleEstimate(wrong=15, right=35, dropped=2, unsure=1)
-    assert share.rate == share.told == 0.3 and share.read == 50
+    assert share.read == 50
     assert at_least(15, 50, share.interval[0]) == pytest.approx(0.025, abs=1e-6)
     assert 1 - at_least(16, 50, share.interval[1]) == pytest.approx(0.025, abs=1e-6)
     clean = SampleEstimate(0, 50, 0, 0)
     assert clean.interval[0] == 0 and (1 - clean.interval[1]) ** 50 == pytest.approx(0.025)
-    assert clean.told == clean.interval[1], "none of 50 does not mean none"
 
 
-@pytest.mark.parametrize(("wrong", "right"), [(0, 0), (0, 1), (1, 1), (3, 2)])
-def test_too_few_to_tell(wrong, right):
-    assert SampleEstimate(wrong, right, 4, 4).told is None
+def test_what_a_sample_says():
+    said = SampleEstimate(30, 70, 0, 3).sentence()
+    assert said == (
+        "Of 100 randomly sampled labels that were reviewed by hand, 30 are wrong: 30.0% (95% interval 21.2% "
+        "to 40.0%); 0 dropped and 3 unsure pairs are excluded."
+    )
+    [row] = SampleEstimate(3, 97, 0, 0).table().to_dict("records")
+    assert (row["wrong"], row["right"], row["share_wrong"]) == (3, 97, 0.03)
+    assert row["low"] < 0.03 < row["high"]
+    assert SampleEstimate(0, 0, 1, 0).sentence() == ""
+    assert SampleEstimate(0, 0, 1, 0).table()[["share_wrong", "low", "high"]].isna().all(axis=None)
+
+
+def test_p_follows_decisions():
+    words = {"a": "keep", "b": "swap", "c": "drop", "d": "unsure"}
+    table = pd.DataFrame({"id": list("dcbae"), "p": [0.1, 0.2, 0.3, 0.4, 0.5]})
+    table["p_majority"] = table["p"] / 2
+    found = Decisions("file", words, {}, set()).follow(table)
+    assert found["p"].tolist() == [0.1, 0.2, 0.0, 1.0, 0.5]
+    assert found["p_majority"].tolist() == [0.05, 0.1, 0.0, 1.0, 0.25]
+    assert found["decision"].fillna("none").tolist() == ["unsure", "drop", "swap", "keep", "none"]
 
 
 def test_the_sample_is_random_and_goes_on():
@@ -48,26 +73,6 @@ def test_the_sample_is_random_and_goes_on():
     places = np.array([int(name[1:]) for name in drawn])
     assert abs(places.mean() - 499.5) < 3 * 289 / 200**0.5, "from all over the data"
     assert not np.array_equal(places, np.sort(places))
-
-
-def test_what_it_says_beside_the_audit():
-    u, _, prompts = scores(6000, 0.3, seed=1)
-    own = estimate_noise_rate(u, prompts, resamples=40)
-    assert own.identified
-    near, far = SampleEstimate(30, 70, 0, 3), SampleEstimate(3, 97, 0, 0)
-    assert not near.contradicts(own) and far.contradicts(own)
-    told = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
-    first, second = near.sentences(own, told)
-    assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure pairs are excl" in first
-    assert second == "The audit uses a noise rate of 30.0%."
-    assert near.sentences(own, own)[1] == (
-        f"The estimate that takes all decisions in, {own.rate:.1%}, lies in this interval."
-    )
-    assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, told))
-    assert not far.contradicts(told), "a share that was given is no estimate"
-    table = far.table(own)[["wrong", "noise_rate", "own", "contradicts"]]
-    assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
-    assert SampleEstimate(0, 0, 1, 0).sentences(own, own) == []
 
 
 A = '{"id": "a", "decision": "keep"'
@@ -95,10 +100,6 @@ A = '{"id": "a", "decision": "keep"'
         ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
         ("[3]", "task 1 has no data.pair"),
         ("[", "is not valid JSON (Expecting value: line 1 column 2 (char 1)); export it"),
-        (
-            "".join(f'{{"id": "{i}", "decision": "swap", "sample": true}}\n' for i in range(6)),
-            "marks 6 of 6 random labels wrong, but an audit needs a noise rate below",
-        ),
     ],
 )
 def test_files_that_are_none(text, message, tmp_path):
@@ -121,10 +122,25 @@ def test_pairs_that_the_run_does_not_have(tmp_path):
     with pytest.raises(
         UserError, match=r"a decision on 'z', which is no training pair here \(1 of 2 are not\)"
     ):
-        decisions.check(["a", "b"], [False, False])
+        decisions.check(["a", "b"], [False, False], ["ta", "tb"])
     with pytest.raises(UserError, match=r"a decision on 'a' with the other label .* the same label noise"):
-        decisions.check(["a", "z"], [True, False])
-    decisions.check(["a", "z", "b"], [False, True, True])
+        decisions.check(["a", "z"], [True, False], ["ta", "tz"])
+    notes = decisions.check(["a", "z", "b"], [False, True, True], ["ta", "tz", "tb"])
+    assert notes == ["2 of 2 decisions name no hash of their texts, so their pairs are found by id alone."]
+
+
+def test_pairs_with_other_texts(tmp_path):
+    rows = [row("a", "keep", texts="ta"), row("b", "swap", texts="tb")]
+    decisions = read_decisions(write(tmp_path / "d.jsonl", rows))
+    assert decisions.check(["a", "b"], [False, True], ["ta", "tb"]) == []
+    with pytest.raises(UserError, match=r"on 'b', but that pair has other texts here \(1 of 2 pairs\); give"):
+        decisions.check(["a", "b"], [False, True], ["ta", "other"])
+    other = write(tmp_path / "other.jsonl", rows[::-1])
+    assert read_decisions(other).content == decisions.content, "by what they say, not by the file"
+    changed = write(tmp_path / "other.jsonl", [rows[0], rows[1] | {"decision": "drop"}])
+    assert read_decisions(changed).content != decisions.content
+    with pytest.raises(UserError, match="line 3 has other texts for the pair 'a' than an earlier decision"):
+        read_decisions(write(tmp_path / "d.jsonl", [*rows, row("a", "keep", texts="tc")]))
 
 
 def annotation(*choices, **other):
@@ -134,8 +150,10 @@ def annotation(*choices, **other):
 
 
 def test_label_studio_and_back(tmp_path):
-    made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
-    assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
+    made = tasks((f"p{i}", "rejected", i == 0, "t", Texts("q", "good", "bad")) for i in range(5))
+    assert set(made[0]) == {"data"} and set(made[0]["data"]) == {
+        *("pair", "observed", "sample", "texts", "prompt", "chosen", "rejected")
+    }
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
     relation = {"type": "relation", "from_id": "x", "to_id": "y", "direction": "right"}
     annotations = [
@@ -153,6 +171,7 @@ def test_label_studio_and_back(tmp_path):
     found = read_decisions(str(tmp_path / "export.json"))
     assert found.words == {"p0": "swap", "p1": "keep"} and found.sample == {"p0"}
     assert found.observed == {"p0": "rejected", "p1": "rejected"}
+    assert found.texts == {"p0": "t", "p1": "t"}
     export[0]["annotations"].append(annotation("keep"))
     (tmp_path / "export.json").write_text(json.dumps(export))
     with pytest.raises(UserError, match=r"task 1 has keep for the pair 'p0', and an earlier one "):
@@ -164,7 +183,7 @@ def test_the_labelling_config_of_the_docs():
     view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
     shown = {text.get("value")[1:] for text in view.iter("Text")}
     assert shown == {"prompt", "chosen", "rejected"}
-    (data,) = (task["data"] for task in tasks([("p", "chosen", True, Texts("q", "a", "b"))]))
+    (data,) = (task["data"] for task in tasks([("p", "chosen", True, "t", Texts("q", "a", "b"))]))
     assert shown <= set(data)
     (choices,) = view.iter("Choices")
     assert choices.get("name") == CONTROL and choices.get("choice") == "single"

@@ -44,12 +44,16 @@ def words(finished, server, tmp_path, monkeypatch):
 
 
 def test_votes_through_the_command(words, server, capsys):
-    cli.main([*words, "--scorer", "judge", "--prompt_price", "2", "--completion_price", "10"])
+    server.script = ["length"]  # asked again, and billed
+    cli.main([*words, "--scorer", "judge", "--prompt_price", "2000", "--completion_price", "10000"])
     told = capsys.readouterr()
     out, err = (" ".join(text.split()) for text in told)
     assert f"Judging {JUDGED} of {N} pairs in both orders with judge: {2 * JUDGED} calls, about" in err
-    assert "cost about" in err and len(server.requests) == 2 * JUDGED
-    assert "Noise rate by score and judges" in out and "Noise rate by linear probe" in out
+    assert "cost about" in err
+    billed = len(server.requests)
+    assert billed == 2 * JUDGED + 1
+    assert " score and judges " in out and " linear probe " in out
+    assert f"A second annotator would probably contradict {N // 4} of {N} labels." in out
     table = pd.read_parquet("audit/pairs.parquet").set_index("id")
     votes = table["vote_1"].dropna()
     assert len(votes) == JUDGED
@@ -61,6 +65,8 @@ def test_votes_through_the_command(words, server, capsys):
     assert row["for_label"] == (votes == 1).sum() and row["against_label"] == (votes == -1).sum()
     assert 0.8 < row["reliability"] <= row["high"] <= 0.99 and f"{row['reliability']:.1%}" in out
     page = Path("audit/report.html").read_text()
+    cost = f"cost {billed * (100 * 2000 + 10 * 10000) / 1e6:,.2f}."
+    assert f"judge: tokens {100 * billed:,} in, {10 * billed:,} out; {cost}" in page
     assert "How reliable the judges are" in page and "judges: 0 for the label, 1 against" in page
     record = json.loads(Path("audit/audit.json").read_text())
     assert record["scorer"] == "judge" and record["alone"] == "probe"
@@ -133,12 +139,12 @@ def test_refine_takes_judges(first, tmp_path, capsys):
     audit(str(first), options=AuditOptions("policy", judges=judges, judged_pairs=50, noise_rate=0.3))
     capsys.readouterr()
     folder = refine(str(first), judges=judges, judged_pairs=50, noise_rate=0.3)
-    assert "is reused: noise rate 30.0% by score and judges" in capsys.readouterr().err
+    assert "is reused, by score and judges." in capsys.readouterr().err
     table = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")
     assert table["vote_1"].notna().sum() == 50 and (folder / "audit" / "judges.csv").exists()
     weights = read_weights(folder)
     assert len(weights) == 3 * PAIRS
-    assert weights["weight"].to_numpy() == pytest.approx(1 - table["p_wrong"][weights["id"]], rel=1e-5)
+    assert weights["weight"].to_numpy() == pytest.approx(table["p_majority"][weights["id"]], rel=1e-5)
     with pytest.raises(UserError, match="already holds a second pass with judges"):
         refine(str(first), noise_rate=0.3)
     # Other judges are another audit, beside that of the run.

@@ -12,8 +12,7 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import noise_rate
-from pacmr_lightning.audit.noise_rate import estimate_noise_rate
+from pacmr_lightning.audit import pipeline
 from pacmr_lightning.commands.refine import USES, refine
 from pacmr_lightning.commands.second_pass import (
     FURTHEST,
@@ -44,10 +43,9 @@ def config_of(folder):
 def test_the_second_pass(refined, learned):
     """Everything of the first run's configuration, and the audit's probabilities as soft labels."""
     audited = pd.read_parquet(refined / "audit" / "pairs.parquet").set_index("id")
-    assert "45.0%, assumed" in (refined / "audit" / "report.html").read_text()
     recorded = read_weights(refined)
     assert len(recorded) == 3 * PAIRS
-    expected = 1 - audited["p_wrong"][recorded["id"]].to_numpy()
+    expected = audited["p_majority"][recorded["id"]].to_numpy()
     np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
     before, after = config_of(learned), config_of(refined)
     changed = after["model"]["init_args"]
@@ -129,9 +127,9 @@ def test_what_suspects_are_used_for(labels, first):
     folder = first.with_name(labels)
     assert config_of(folder)["model"]["init_args"]["objective"]["init_args"]["beta"] == 2.0
     assert USES[labels].items() <= config_of(folder)["model"]["init_args"]["weighting"]["init_args"].items()
-    wrong = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")["p_wrong"]
+    right = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")["p_majority"]
     recorded = read_weights(folder)
-    expected = 1 - wrong[recorded["id"]].to_numpy()
+    expected = right[recorded["id"]].to_numpy()
     expected = expected if labels == "weights" else (expected >= 0.5).astype(float)
     np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
     assert recorded["a"].isna().all()
@@ -154,7 +152,8 @@ def test_decisions_by_hand(first):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     refine(str(first), decisions=str(path), labels="weights")
     second = first.with_name("first-refined")
-    assert f"{truth[read].mean():.1%}, as given" in (second / "audit" / "report.html").read_text()
+    said = f"reviewed by hand, {truth[read].sum()} are wrong: {truth[read].mean():.1%}"
+    assert said in (second / "audit" / "report.html").read_text()
     weights = read_weights(second).groupby("id")["weight"].first()
     assert weights[read].tolist() == [1 - truth[name] for name in read]
     assert not weights.drop(read).isin([0, 1]).any()
@@ -210,7 +209,12 @@ CURRICULUM = ("--data.curriculum",)
                 (None, (use[-1], "nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
             )
         ),
-        (WEIGHTS, lambda table: table.assign(p_wrong=np.nan), (), "could not estimate the noise rate"),
+        (
+            WEIGHTS,
+            lambda table: table.assign(p_majority=np.nan),
+            (),
+            "could not predict the labels, so it has no",
+        ),
         (CURRICULUM, lambda table: table.assign(cross_fit_u=np.nan), (), "no cross-fitted u, by which pairs"),
         (CURRICULUM, None, ("--data.curriculum_share", "0"), "curriculum_share is 0.0, but it must be above"),
         (CURRICULUM, None, ("--data.curriculum_share", "0.1"), "Only 6 training pairs are left, fewer than"),
@@ -278,22 +282,21 @@ def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     assert (name in capsys.readouterr().out) == replaced
 
 
-def test_scores_that_do_not_separate(first, monkeypatch, capsys):
-    """Nothing is kept that would stand in the way of another try, and who tells the share gets one."""
-
-    def coin_flips(*asked, **options):
-        return replace(estimate_noise_rate(*asked, **options), separates=False)
-
-    monkeypatch.setattr(noise_rate, "estimate_noise_rate", coin_flips)
+def test_labels_that_cannot_be_predicted(first, monkeypatch, capsys):
+    """Nothing is kept that would stand in the way of another try, and a given rate is enough."""
+    fit = pipeline.agreement
+    coin = lambda *asked, **options: replace(fit(*asked, **options), gain=0.0)  # noqa: E731
+    monkeypatch.setattr(pipeline, "agreement", coin)
     with pytest.raises(
-        UserError, match=r"Random labels would fit the scores of policy .* --noise_rate 0\.45"
+        UserError, match=r"cannot be predicted .* better than by a coin.* --noise_rate 0\.4 to"
     ):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "--noise_rate RATE if you know it, else --noise_rate 0.45" in printed
+    assert "With a known rate of random flips, --noise_rate RATE marks labels all the same" in printed
     assert not (first.with_name("first-refined") / "refine.json").exists()
     refine(str(first), noise_rate=0.3)
-    assert "random labels would fit these scores as well" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "better than by a coin, so p may carry no information" in printed
     assert (first.with_name("first-refined") / "summary.json").exists()
 
 
@@ -316,7 +319,6 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
         ),
         (["{run}", "--beta", "-1"], "beta is -1.0, but it must be above 0"),
         (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which does not use it"),
-        (["{run}", "--scorer", "vnet"], "scorer is vnet, but the weights of Unweighted are not learned"),
     ],
 )
 def test_bad_input(words, message, first, capsys):

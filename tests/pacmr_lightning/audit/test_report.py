@@ -60,7 +60,7 @@ def page():
     pairs = frame(600)
     pairs["id"] = [f"{HOSTILE}{i}" for i in range(600)]
     pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
-    found = find_with(pairs, "vnet", 0.3)
+    found = find_with(pairs, "policy", 0.3)
     long = NASTY + "x" * 100_000
     first, second, drawn = found.pairs["id"][[0, 1, 400]]
     texts = {
@@ -99,7 +99,7 @@ def test_hostile_text_is_text(page):
 def test_what_the_sample_does_not_say(page):
     sample, _, suspected = page.partition("<h2>A random sample</h2>")[2].partition("most suspected labels")
     assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspected
-    for told in ("P(wrong)", "suggestion", "weight", "the label is"):
+    for told in ("p 0.", "suggestion", "weight", "the label is"):
         assert told not in sample and told in suspected
 
 
@@ -121,22 +121,32 @@ def test_what_it_says():
     nothing = pd.DataFrame(columns=COLUMNS)
     known = html_report(found, "runs/a", {}, [], nothing)
     said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
-    assert said == verdict(found) and known.index(said) < known.index("<details>") < known.index("AUROC")
-    assert f"{found.suspected:,} of {len(found.pairs):,} labels are suspected errors" in said
-    assert f"Estimated noise rate: {found.rate.rate:.1%} (95% interval " in said
+    assert said.startswith(verdict(found))
+    assert known.index(said) < known.index("<details>") < known.index("AUROC")
+    share, low, high = found.contradicted
+    assert (
+        f"A second annotator would probably contradict {found.suspected:,} of 1,500 labels. Of these "
+        f"suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} to "
+        f"{high:.0%})."
+    ) in said
     assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 1,500" in said
+    rate = found.agreement
+    assert f"Rate of random flips, if the errors are such: {rate.rate:.1%} ± {rate.stderr:.1%}" in known
     told = find_with(pairs, "dpo", 0.3)
-    assert verdict(told).startswith("Given noise rate: 30.0%. ")
-    assert "Loss and u have no threshold" in known
-    alone = html_report(find_with(frame(1500), "policy"), "runs/a", {}, [], nothing)
-    assert "The loss has no threshold" in alone
+    assert f"{told.suspected:,} of 1,500 labels are probably wrong; " in verdict(told)
+    assert verdict(told).endswith("at a given rate of random flips of 30.0%.")
+    assert "Loss, weight and u below it have no threshold" in known
     unknown = html_report(find_with(frame(1500, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(1500, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
+    assert "Rate of random flips" not in clean, "there are none"
+    coins = frame(1500).assign(cross_fit_u=np.random.default_rng(0).standard_normal(1500))
+    coins = html_report(find_with(coins, "dpo"), "runs/a", {}, [], nothing)
     assert (
-        "cannot be estimated from the scores, so there are no suspected" in clean
-        and "not identified" in clean
-        and "no label is suspected" in clean
+        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is"
+        in coins
+        and "the ranks say which pairs to read first" in coins
+        and "labels that the scorer contradicts most" in coins
     )
     without = find_with(pairs.assign(category=pd.NA), "dpo")
     assert "<h2>By category</h2>" in known

@@ -7,13 +7,13 @@ from pacmr_lightning.audit import AuditOptions, audit, pipeline
 from pacmr_lightning.evaluation.judging import GoldJudge
 
 
-def test_an_audit_with_an_estimated_rate_is_reused_with_the_same_options(tmp_path, monkeypatch):
+def test_an_audit_is_reused_with_the_same_options(tmp_path, monkeypatch):
     def conclude(scored, run, folder, options, command, answers):
         folder.mkdir(parents=True)
         for name in (*pipeline.TABLES, "report.html"):
             (folder / name).write_text("as found")
-        rate = SimpleNamespace(assumed=False)
-        return SimpleNamespace(noise_rate=0.27, findings=SimpleNamespace(rate=rate, scorer="policy"))
+        found = SimpleNamespace(usable=True)
+        return SimpleNamespace(findings=SimpleNamespace(agreement=found, scorer="policy"))
 
     run, second = tmp_path / "run", tmp_path / "second"
     run.mkdir()
@@ -25,7 +25,8 @@ def test_an_audit_with_an_estimated_rate_is_reused_with_the_same_options(tmp_pat
         assert pipeline.reuse(str(run), AuditOptions(output=str(second), **other)) is None
     assert not second.exists()
     found = pipeline.reuse(str(run), AuditOptions(output=str(second)))
-    assert found["noise_rate"] == 0.27 and (second / "pairs.csv").read_text() == "as found"
+    assert found["predicted"] and found["scorer"] == "policy"
+    assert (second / "pairs.csv").read_text() == "as found"
     record = json.loads((second / "audit.json").read_text())
     options = {"noise_rate": None, "threshold": 0.5, "decisions": None, "judged_pairs": 400, "judges": []}
     assert record["options"] == options

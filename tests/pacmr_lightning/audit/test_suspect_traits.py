@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
-from pacmr_lightning.audit.noise_rate import estimate_noise_rate
+from pacmr_lightning.audit.agreement import agreement
 from pacmr_lightning.audit.suspect_traits import COLUMNS, LEVEL, suspect_traits
 from pacmr_lightning.audit.words import rules_in_words, traits_in_words
 
-from .test_noise_rate import scores
+from .test_agreement import scores
 
 WORDS = np.array([f"word{i}" for i in range(60)])
 
@@ -107,14 +107,17 @@ def test_a_rule_that_labels_follow():
     golden = table.set_index("trait").loc["golden"]
     assert golden["in_all"] == pytest.approx(follows[there].mean())
     assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
-    given = estimate_noise_rate(*scores(2000, 0.3)[::2], 0.3, 2)
-    rule, meaning = rules_in_words(table, given)
+    flips = agreement(*scores(4000, 0.3)[::2], resamples=20)
+    rule, meaning = rules_in_words(table, flips)
     assert f"of {there.sum():,} pairs with the word “golden” in only one response, the response with" in rule
-    assert "a noise rate of 30% that is independent of the pair would leave at most 70%" in rule
+    rate = f"{flips.rate:.0%}"
+    assert f"a rate of random flips of {rate} would leave at most {1 - flips.rate:.0%}" in rule
     assert "shortcut" in meaning
-    assert len(rules_in_words(table[table["trait"] != "golden"], given)) == 0
+    assert len(rules_in_words(table[table["trait"] != "golden"], flips)) == 0
     turned = traits(pairs, rejected, chosen)
-    assert "the response without it is the chosen one" in rules_in_words(turned, given)[0]
+    assert "the response without it is the chosen one" in rules_in_words(turned, flips)[0]
+    clean = agreement(*scores(4000, 0.0)[::2], resamples=20)
+    assert not clean.identified and "random flips" not in rules_in_words(table, clean)[0]
 
 
 def test_interval_of_a_group_with_prompts_of_its_own():
@@ -158,11 +161,11 @@ def test_a_planted_annotator():
     assert table["in_suspected"][0] == pytest.approx(bad[suspect].mean())
     assert table["suspected"][0] == suspect.sum() and table["others"][0] == (~suspect).sum()
     groups = pd.DataFrame(
-        {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
+        {"grouping": ["annotator"], "group": ["a7"], "contradicted": [0.41], "low": [0.35], "high": [0.47]}
     )
     [shown] = traits_in_words(table, groups, "suspected")
     assert "of the suspected have the annotator a7, against" in shown
-    assert "its noise rate is 41% (95% interval 35% to 47%)" in shown
+    assert "another annotator would contradict 41% of its labels (95% interval 35% to 47%)" in shown
 
 
 def test_interval_covers():

@@ -39,6 +39,6 @@ def test_the_page_is_what_help_prints(command, capsys):
 def test_types(tmp_path):
     page = tool_page("audit")
     assert "usage: pacmr audit RUN [options]" in page and "--source CLASS" in page
-    assert "--scorer {vnet,dpo,policy,pre_update,probe,judge}" in page
+    assert "--scorer {probe,policy,dpo,judge}" in page
     assert "checkpoints. [last]" in page
     assert "RUNS ..." in tool_page("compare")

@@ -133,17 +133,15 @@ validate --ckpt_pat x
     --ckpt_pat: unknown option; did you mean --ckpt_path?
 predict --generation.outpt x
     --generation.outpt: unknown option; did you mean
-memory --rank x
-    rank: expected an int, but got x.
-memory --devices '[1, x]'
-    devices: expected an int, but got x in [1, 'x'].
+sweep nowhere.yaml --jobs x
+    jobs: expected an int or null, but got x.
 inspect --source Files
     source.train: missing;
 judge a
     second: missing; give it on the command line or in a config.
 judge a b --judge EndpointJudg
     judge: there is no class EndpointJudg; did you mean
-generate
+augment
     source and output are missing;
 augment --rewriter Paraphras
     rewriter: there is no class Paraphras; did you mean Paraphrase?

@@ -97,7 +97,7 @@ def test_the_page(capsys):
         ("--model PreferenceModul", "there is no class PreferenceModul; did you mean PreferenceModule?"),
         ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),
-        ("--model m --data p.jsonl --method x", "unknown method x; choose one of aligner, cdpo, dpo,"),
+        ("--model m --data p.jsonl --method x", "unknown method x; choose one of cdpo, dpo,"),
     ],
 )
 def test_proposals(words, said, capsys, tmp_path):

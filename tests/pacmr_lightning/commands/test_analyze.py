@@ -1,7 +1,6 @@
 """``pacmr analyze`` on real runs of a tiny model: values, labels, augmented prompts, files, bad input."""
 
 import shutil
-import warnings
 
 import datasets
 import numpy as np
@@ -275,11 +274,7 @@ def test_a_diverged_policy(run, capsys):
     for value in checkpoint["state_dict"].values():
         value.fill_(torch.nan)
     torch.save(checkpoint, path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert "is not finite, so the policy has diverged" in refused([str(run)], capsys)
-    said = " ".join(str(warning.message) for warning in caught)
-    assert "one sequence a row" in said and "whole logits" in said
+    assert "is not finite, so the policy has diverged" in refused([str(run)], capsys)
 
 
 def test_curves_end_where_few_pairs_are_left(tmp_path):

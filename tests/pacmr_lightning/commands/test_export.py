@@ -50,7 +50,6 @@ RUNS = {
     "gpt2": (None, []),
     "adapter": ({}, []),
     "bfloat16": ({}, ["--model.policy.dtype", "bfloat16"]),
-    "features": ({}, [*VNET, "--model.weighting.features", "[dpo_loss,entropy]"]),
 }
 
 
@@ -272,22 +271,6 @@ def test_vnet_comes_along(trained, exported, tmp_path):
     (tmp_path / "out" / "vnet.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="cannot be loaded"):
         load_vnet(tmp_path / "out")
-
-
-def test_a_vnet_of_other_features_comes_along(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = trained("features")
-    cli.main(["export", str(run), "out"])
-    loss, entropy = 0.7 + 0.01 * torch.randn(50), 2 + torch.randn(50)
-    vnet = PreferenceModule.load_from_checkpoint(run / LAST).vnet
-    with torch.no_grad():
-        g = load_vnet("out")(dpo_loss=loss, entropy=entropy)[0]
-        assert torch.equal(g, vnet(loss, entropy)[0]) and g.std() > 0
-    assert (vnet.scale.variance > 0).all()
-    card = ModelCard.load("out/README.md")
-    assert "(dpo_loss, entropy) to the weight\ng = sigmoid(b)" in card.text
-    assert card.data.to_dict()["tags"] == ["lora", "dpo"]
-    assert 0 < run_code("out")[1]["g"].item() < 1
 
 
 @pytest.mark.parametrize("options", [[], ["--merged"]])

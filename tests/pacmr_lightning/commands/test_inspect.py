@@ -16,7 +16,7 @@ from pacmr_lightning.batch import Segment
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands import inspect as inspect_command
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.inspection.pair_statistics import advice, count_repeats, inspect_pairs
+from pacmr_lightning.datamodules.inspection.pair_statistics import count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
@@ -80,7 +80,7 @@ def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_
             inspect_pairs(sources[kind], chat_tokenizer, max_length)
         return
     report, kept = inspect_pairs(sources[kind], chat_tokenizer, max_length)
-    for split, numbers in report.splits.items():
+    for split, numbers in report.items():
         assert numbers.counts == {k: n for k, n in run.counts[split].items() if k != "flipped"}
     assert kept["train"].rows[:] == run.train_pairs.rows[:]
     assert kept["validation"].rows[:] == run.validation_pairs.rows[:]
@@ -90,25 +90,22 @@ def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_
 def test_lengths_are_those_of_tokenizing_under_other_limits(sources, chat_tokenizer, kind):
     """Also those beyond the limit of the inspection, which drops a part of the rows."""
     report, _ = inspect_pairs(sources[kind], chat_tokenizer, 60)
-    assert report.splits["train"].counts["too long"] > 0
-    for split, numbers in report.splits.items():
-        rows = sources[kind].load(split)
+    assert report["train"].counts["too long"] > 0
+    for split, numbers in report.items():
+        rows, lengths = sources[kind].load(split), numbers.lengths
         everything, _ = tokenize_pairs(rows, chat_tokenizer, 10**6)
         prompt, chosen, rejected = (
             np.array([len(ids) for ids in everything[f"{name}_ids"]])
             for name in ("prompt", "chosen", "rejected")
         )
         total = prompt + np.maximum(chosen, rejected)
-        for name, lengths in zip(numbers.lengths.percentiles, (prompt, chosen, rejected, total), strict=True):
-            found = numbers.lengths.percentiles[name]
-            assert found.pop("max") == lengths.max()
-            for percentile, value in found.items():
-                enough = [n for n in lengths.tolist() if (lengths <= n).mean() >= int(percentile) / 100]
-                assert value == min(enough)
-        for limit, share in numbers.lengths.kept_at.items():
+        for limit, share in lengths.kept_at.items():
             assert share == tokenize_pairs(rows, chat_tokenizer, limit)[1]["kept"] / len(rows)
-        assert (total > numbers.lengths.suggested).mean() <= 0.01
-        assert (total > numbers.lengths.suggested - 64).mean() >= 0.01
+        assert (total > lengths.suggested).mean() <= 0.01
+        assert (total > lengths.suggested - 64).mean() >= 0.01
+        short = total <= 60
+        assert lengths.chosen_longer == (chosen > rejected)[short].mean()
+        assert lengths.rejected_longer == (chosen < rejected)[short].mean()
 
 
 def test_inspecting_fills_the_cache_of_a_run(sources, tokenizer, tiny_tokenizer_folder, tmp_path):
@@ -127,17 +124,13 @@ def counted(table):
     for prompt, chosen, rejected in rows:
         labels[prompt, frozenset((chosen, rejected))].append(chosen)
     several = {key: chosen for key, chosen in labels.items() if len(chosen) > 1}
-    others = {key: [o for o in labels if o != key and o[0] == key[0] and o[1] & key[1]] for key in labels}
-    sharing = [key for key in labels if others[key]]
     disagreements = [a != b for chosen in several.values() for a, b in combinations(chosen, 2)]
     contradicting = [chosen for chosen in several.values() if len(set(chosen)) > 1]
     return {
         "copies": len(rows) - len(set(rows)),
-        "sharing": sum(len(labels[key]) for key in sharing),
         "comparisons": len(several),
         "labels": sum(map(len, several.values())),
         "contradicting_comparisons": len(contradicting),
-        "contradicting_labels": sum(map(len, contradicting)),
         "least_wrong": sum(min(Counter(chosen).values()) for chosen in contradicting),
     }, np.mean(disagreements) if disagreements else None
 
@@ -181,31 +174,6 @@ def test_contradictions_bound_and_estimate_the_noise(rate):
         assert found.least_wrong > 0.6 * flipped.sum()
 
 
-def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
-    talk = "\n\nHuman: q\n\nAssistant:"
-    extras = [
-        {"flipped": True, "eta": 0.2},
-        {"flipped": False, "eta": 1.0},
-        {"flipped": False},
-        {"category": "ä"},
-        {"augmented_prompt": "Name it"},
-        {"chosen": " ä"},
-        {"prompt": None, "chosen": f"{talk} ä", "rejected": f"{talk} b"},
-        {"category": "sea"},
-    ]
-    path = write_rows([row | extra for row, extra in zip(pair_rows(8), extras, strict=True)])
-    report, _ = inspect_pairs(Files(path, path), tokenizer, 500)
-    assert report.splits["train"].known == pytest.approx(
-        {"flipped": 3 / 8, "eta": 2 / 8, "augmented_prompt": 1 / 8, "category": 2 / 8, "non-ASCII": 2 / 8}
-        | {"wrong by flipped": 1 / 3, "wrong by eta": 0.4}
-    )
-    assert report.splits["train"].categories == {"ä": 1, "sea": 1}
-    assert report.splits["validation"] == report.splits["train"]
-    # Prompts in both splits are worth a word, but in a world that has few.
-    assert [s for s in advice(report, 500) if "in both splits" in s]
-    assert not [s for s in advice(report, 500, overlap=False) if "in both splits" in s]
-
-
 def test_prompts_and_their_overlap(write_rows, tokenizer):
     def rows(*prompts):
         return [{"prompt": prompt, "chosen": f" {i}", "rejected": " no!"} for i, prompt in enumerate(prompts)]
@@ -215,12 +183,8 @@ def test_prompts_and_their_overlap(write_rows, tokenizer):
         write_rows(rows("SEA ", "rain", "rain", "the best", "mood"), "validation.jsonl"),
     )
     report, _ = inspect_pairs(source, tokenizer, 500)
-    train, validation = report.splits["train"], report.splits["validation"]
-    assert (train.prompts, train.pairs_a_prompt) == (5, {"median": 1, "max": 2})
-    assert (validation.prompts, validation.pairs_a_prompt) == (4, {"median": 1, "max": 2})
-    exact, normalised = report.overlap, report.overlap_normalised
-    assert (exact.prompts, exact.train_pairs, exact.validation_pairs) == (1, 1, 2)
-    assert (normalised.prompts, normalised.train_pairs, normalised.validation_pairs) == (3, 4, 4)
+    assert (report["train"].prompts, report["train"].in_other_split) == (5, 1)
+    assert (report["validation"].prompts, report["validation"].in_other_split) == (4, 2)
 
 
 def plain(renderable):
@@ -299,7 +263,7 @@ def inspect(write_rows, tiny_tokenizer_folder, tmp_path, capsys, monkeypatch):
     return run
 
 
-def test_the_command_says_what_to_do(inspect, pair_rows):
+def test_the_command_counts(inspect, pair_rows):
     def longer(rows):
         return [row | {"chosen": row["chosen"] * 2} for row in rows]
 
@@ -312,41 +276,55 @@ def test_the_command_says_what_to_do(inspect, pair_rows):
     found = numbers["splits"]["train"]
     kept = {"rows": 65, "kept": 57, "no augmented prompt": 12}
     assert found["counts"] == kept | {"too long": 4, "equal responses": 4}
-    contradicting = {"contradicting_comparisons": 3, "contradicting_labels": 8, "least_wrong": 3}
-    repeats = {"copies": 2, "sharing": 0, "comparisons": 3, "labels": 8, "noise": None}
-    assert found["repeats"] == repeats | contradicting
-    for expected in (
-        "6.2% of the train rows and 0.0% of the validation rows are too long for max_length 150; raise it to",
-        "train: 6.2% of the rows are dropped, equal responses; a tie teaches nothing",
-        "train: 14.0% of the pairs contradict another one, so 3 labels or more are wrong",
-        "train: 3.5% of the pairs are copies",
-        "validation: in 100% of the pairs the chosen response is the longer one",
-        "train: 21.1% of the pairs have no augmented prompt",
-        "3 prompts are in both splits (3 to the letter), so 3 validation pairs do not measure",
+    repeats = {"copies": 2, "comparisons": 3, "labels": 8, "noise": None}
+    assert found["repeats"] == repeats | {"contradicting_comparisons": 3, "least_wrong": 3}
+    for label, value in (
+        ("rows", "65"),
+        ("  dropped, too long", "4 (6.2%)"),
+        ("  dropped, equal responses", "4 (6.2%)"),
+        ("no augmented prompt", "12 (21.1%)"),
+        ("copies of an earlier pair", "2 (3.5%)"),
+        ("  whose labels contradict each other", "3 (100.0%)"),
+        ("  labels that must be wrong", "3 (37.5%)"),
+        ("prompt also in the other split", "8 (14.0%)"),
     ):
-        assert any(expected in sentence for sentence in numbers["advice"]), expected
-        assert expected[:40] in printed
-    assert len(numbers["advice"]) == printed.count("\n! ") == 8
-    assert "‹<eos>›" in printed
+        assert re.search(rf"^ {re.escape(label)} +{re.escape(value)} ", printed, re.MULTILINE), label
+    assert found["warnings"] == [] and "\n!" not in printed and "‹<eos>›" in printed
+    assert found["lengths"]["kept_at"]["150"] == 57 / 65
 
 
 def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
-    rows = pair_rows(40)
+    rows = [row | {"id": f"r{i}"} for i, row in enumerate(pair_rows(40))]
     numbers, printed = inspect([row | {"prompt": "<bos><bos>" + row["prompt"]} for row in rows], rows[:3])
     assert numbers["splits"]["train"]["counts"]["two BOS"] == 40
-    sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice; take it out of the texts."
-    assert sentence in numbers["advice"] and f"! {sentence[:38]}" in printed
+    sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice (r0 for one); take it out of the texts."
+    assert numbers["splits"]["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
 
 
-def test_good_data_needs_no_advice(inspect, pair_rows, tiny_tokenizer_folder, capsys):
-    """Nor does a world, whose splits share their prompts on purpose."""
-    endings = ("", " It is the sea.")
-    rows = [row | {"rejected": row["rejected"] + endings[i % 2]} for i, row in enumerate(pair_rows(60))]
-    numbers, printed = inspect(rows[:40], rows[40:])
-    assert numbers["advice"] == [] and "\n!" not in printed
-    main(["--source", "EmbeddedWorld", "--source.pairs", "500", "--tokenizer", tiny_tokenizer_folder])
-    printed = capsys.readouterr().out
-    assert "\n!" not in printed and "eta" in printed
+def test_what_the_template_changes_is_said(inspect, tokenizer, tmp_path):
+    """One line for each kind of change, with a count and a row."""
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content | trim }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "own")
+    system = {"role": "system", "content": "Be calm."}
+    rows = [
+        {"id": f"r{i}", "prompt": [system] * (i == 3) + [USER | {"content": f"{i}?"}]}
+        | {
+            side: [{"role": "assistant", "content": f"{side}{' ' * (i > 5)}"}]
+            for side in ("chosen", "rejected")
+        }
+        for i in range(9)
+    ]
+    numbers, printed = inspect(rows, rows[:2], "--tokenizer", str(tmp_path / "own"))
+    said = [line for line in numbers["splits"]["train"]["warnings"] if line.startswith("train: ")]
+    assert [line.partition(" for one)")[0] for line in said] == [
+        "train: the chat template leaves a message out in 1 of 9 rows (r3",
+        "train: the chat template changes the whitespace of a message in 3 of 9 rows (r6",
+    ]
+    assert numbers["splits"]["validation"]["warnings"] == []
+    assert " ".join(printed.split()).count("! train: the chat template") == 2
 
 
 def test_wrong_options(inspect, pair_rows, tmp_path):
@@ -368,9 +346,6 @@ def test_real_rows(shared_data, tokenizer):
         for path in ("hh/harmless-base/test.jsonl.gz", "tldr/validation.jsonl.gz")
     ]
     report, _ = inspect_pairs(files[0], tokenizer, 1500)
-    assert sum(split.counts["rows"] for split in report.splits.values()) == 235
-    assert report.splits["train"].known["non-ASCII"] > 0.7
+    assert sum(split.counts["rows"] for split in report.values()) == 235
     report, _ = inspect_pairs(files[1], tokenizer, 1500)
-    assert report.overlap.prompts == 0
-    # Summaries were ranked, so most are in several comparisons of a post.
-    assert report.splits["train"].repeats.sharing > 0.9 * report.splits["train"].counts["kept"]
+    assert report["train"].in_other_split == report["validation"].in_other_split == 0

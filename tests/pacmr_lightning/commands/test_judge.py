@@ -16,7 +16,6 @@ from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.judge import judge as judge_files
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation import judged_files
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
@@ -37,7 +36,6 @@ def server():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # A logistic regression each, which the tests of the win rate look at.
     monkeypatch.setattr(judged_files, "summarize", partial(summarize, resamples=20))
@@ -122,7 +120,11 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
     again, _ = read(output)
     assert again["tokens"]["now"] == {"prompt": 0, "completion": 0} and again["cost"]["now"] == 0
-    assert again | {"tokens": 0, "cost": 0} == summary | {"tokens": 0, "cost": 0}
+    assert again | {"tokens": 0, "cost": 0, "uncounted_requests": 0} == summary | {
+        "tokens": 0,
+        "cost": 0,
+        "uncounted_requests": 0,
+    }
     # So do the exchanged files, whose questions are the same.
     judge_files(*files[::-1], judge, output)
     summary, verdicts = read(output)
@@ -158,6 +160,60 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
     with pytest.raises(UserError, match=re.escape(said)):
         judge_files(*files, EndpointJudge("hh", base_url=server.url), str(tmp_path / "none"))
     assert not (tmp_path / "none" / "summary.json").exists()
+
+
+def test_every_billed_token_counts(files, server, tmp_path, capsys):
+    """Of answers that were asked again, of questions without an answer, and of an earlier call."""
+    options = ["--judge=EndpointJudge", "--judge.task=tldr", f"--judge.base_url={server.url}"]
+    options += ["--judge.retries=1", "--judge.concurrency=1", "--prompt_price=10", "--completion_price=100"]
+    output = f"--output={tmp_path / 'out'}"
+    # One answer at the second request, one question without an answer, and one server error, which is free.
+    server.script = ["length", None, "reasoning alone", "broken off", 500, None, "no usage"]
+    cli.main(["judge", *files, *options, output])
+    summary, verdicts = read(tmp_path / "out")
+    answered = 2 * PAIRS - 1
+    now = {"prompt": 100 * (answered - 1 + 3), "completion": 10 * (answered - 1 + 3)}
+    assert summary["tokens"] == {"all": now, "now": now}
+    assert summary["uncounted_requests"] == {"all": 1, "now": 1}
+    cost = (10 * now["prompt"] + 100 * now["completion"]) / 1e6
+    assert summary["cost"] == {"all": pytest.approx(cost), "now": pytest.approx(cost)}
+    assert verdicts[0]["orders"][1]["problem"] == "the answer broke off (finish_reason error)"
+    said = capsys.readouterr()
+    tokens = f"tokens: {now['prompt']:,} in, {now['completion']:,} out"
+    assert tokens in said.out and f"cost: {cost:.2f}" in said.out
+    assert "not in these tokens: 1 requests without a count, which the server may bill" in said.out
+    assert f"{now['prompt']:,} in, {now['completion']:,} out, 1 requests without a count" in said.err
+
+    server.script = ["empty"]
+    cli.main(["judge", *files, *options, output])
+    again, verdicts = read(tmp_path / "out")
+    assert again["tokens"]["now"] == {"prompt": 200, "completion": 20} and again["unanswered"] == 0
+    assert again["tokens"]["all"] == {name: now[name] + again["tokens"]["now"][name] for name in now}
+    assert again["uncounted_requests"] == {"all": 1, "now": 0}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            {"message": "Insufficient credits", "code": 402},
+            "has no credit left (status 402: Insufficient credits)",
+        ),
+        ({"message": "No such thing", "code": 404}, "does not exist (status 404: No such thing)"),
+        ({"message": "Slow down", "code": 429}, "in a row (status 429: Slow down)"),
+    ],
+)
+def test_an_error_inside_a_200(error, said, files, server, tmp_path, capsys):
+    server.always = {"error": error, "choices": []}
+    options = ["--judge=EndpointJudge", f"--judge.base_url={server.url}", "--judge.retries=1"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["judge", *files, *options, f"--output={tmp_path / 'out'}"])
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "out" / "summary.json").exists()
+    # A rate limit was waited for, and the request repeated.
+    if error["code"] == 429:
+        bodies = [json.dumps(request) for request in server.requests]
+        assert len(bodies) > len(set(bodies))
 
 
 def test_empty_and_identical_responses(write, server, tmp_path, capsys):
@@ -225,15 +281,14 @@ KILLED = "import sys; from pacmr_lightning.cli import main; main(sys.argv[1:])"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "asked"), [("judge", 48), ("generate", 24), ("clean-meta", 96)])
+@pytest.mark.parametrize(("command", "asked"), [("judge", 48), ("clean-meta", 96)])
 def test_a_killed_command_goes_on(command, asked, files, write, server, tmp_path, forked):
-    """Also clean-meta, whose second judge is under way, and generate: it ends as one that was left alone."""
+    """Also clean-meta, whose second judge is under way: it ends as one that was left alone."""
     pair = {"chosen": " a longer one", "rejected": " one"}
     pairs = write("pairs.jsonl", [{"id": i, "prompt": f"Post {i}", **pair} for i in range(PAIRS)])
     source = ["--source=Files", f"--source.train={pairs}", f"--source.validation={pairs}"]
     options = {
         "judge": [*files, "--judge=EndpointJudge", "--judge.task=tldr"],
-        "generate": source,
         "clean-meta": [*source, f"--n={PAIRS}"],
     }[command]
     keys = [f"base_url={server.url}", "concurrency=2"]
@@ -242,9 +297,7 @@ def test_a_killed_command_goes_on(command, asked, files, write, server, tmp_path
             keys_of_judge = ["task=summary", f"model={model}", *keys]
             options += ["--judges+=EndpointJudge", *(f"--judges.{key}" for key in keys_of_judge)]
     else:
-        options += [f"--{'judge' if command == 'judge' else 'endpoint'}.{key}" for key in keys]
-    if command == "generate":
-        server.reply = lambda messages: f" You said: {messages[-1]['content']}"
+        options += [f"--judge.{key}" for key in keys]
 
     def start(name):
         name = name if command == "judge" else f"{name}.jsonl"
@@ -310,7 +363,7 @@ def test_one_sentence_and_status_2(files, server, tmp_path, capsys):
     assert "judge.task: expected one of 'summary', 'dialogue', 'tldr', 'hh', but got neither" in told
     server.refuses = "temperature"
     told = stops(*files, *endpoint, server.url, "--judge.retries", "0")
-    assert "refuses temperature 0.0" in told and "set temperature: null" in told
+    assert "refuses the temperature" in told and "set temperature: null" in told
     server.refuses, server.always = None, 401
     assert "refuses the API key" in stops(*files, *endpoint, server.url)
     assert "second" in stops(files[0])

@@ -18,6 +18,8 @@ from ...hub_server import LocalHandler, LocalServer
 
 QUICK = {"retry-after-ms": "1"}
 """Header that lets the client go on at once."""
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+"""Of every answer, also of those thrown away."""
 SECRET = "sk-this-is-the-secret-key-0123456789"
 
 
@@ -43,7 +45,8 @@ class FaultyServer(LocalServer):
     Attributes:
         replies: rules of models that answer in another way than ``reply``.
         script: what happens to the next requests, first come first: a fault of ``Handler``, an HTTP status, a
-            pair of a status and the error's fields, or None for a good answer. After it, all are good.
+            pair of a status and the error's fields, the body of a 200 (fields on top of a good answer's, or a
+            list), or None for a good answer. After it, all are good.
         always: what happens to every request after the script instead of a good answer.
         refuses: name of a parameter with which every request gets a 400, as OpenAI words it.
         delay: seconds before a good answer.
@@ -119,11 +122,12 @@ class Handler(LocalHandler):
 
     def behave(self, chat, body, key, fault):
         good = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": []}
-        good["usage"] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        good["usage"] = USAGE
 
-        def choice(content, reason="stop", **message):
+        def choice(content, reason="stop", of_choice=None, **message):
             message = {"role": "assistant", "content": content, **message}
-            return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+            of_choice = {"index": 0, "message": message, "finish_reason": reason, **(of_choice or {})}
+            return good | {"choices": [of_choice]}
 
         whole, never = choice("whole"), json.dumps(choice("never seen"))
         bodies = {
@@ -131,7 +135,6 @@ class Handler(LocalHandler):
             "no choices": good,
             "empty": choice(" \n"),
             "null": choice(None),
-            "parts": choice([{"type": "text", "text": "never seen"}]),
             "cut short": choice("half an", "length"),
             "no reason": choice("whole", None),
             "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
@@ -140,6 +143,10 @@ class Handler(LocalHandler):
             "cut reasoning": choice("<think>Hm.\nPreferred: A", "length"),
             "half a surrogate pair": choice("\ud800"),
             "content filter": choice(None, "content_filter"),
+            "filtered half": choice("half an", "content_filter"),
+            "broken off": choice("half an", "error"),
+            "error in the choice": choice("half an", "error", {"error": {"code": 503, "message": "late"}}),
+            "tool": choice(None, tool_calls=[{"type": "function", "function": {"name": "f"}}]),
             "refusal": choice(None, refusal="I will not judge this."),
         }
         if fault is None:
@@ -148,6 +155,8 @@ class Handler(LocalHandler):
                 time.sleep(chat.delay)
             reply = chat.replies.get(body["model"], chat.reply)
             self.send(200, choice(reply(body["messages"])))
+        elif isinstance(fault, (dict, list)):
+            self.send(200, whole | fault if isinstance(fault, dict) else fault, QUICK)
         elif isinstance(fault, (int, tuple)):
             status, fields = fault if isinstance(fault, tuple) else (fault, {})
             # A careless server repeats the key.
@@ -155,6 +164,8 @@ class Handler(LocalHandler):
             self.send(status, {"error": error | fields}, QUICK)
         elif fault == "status 429, retry after 1 s":
             self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
+        elif fault == "status 429, retry after an hour":
+            self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "3600"})
         elif fault == "hang":
             chat.hang(self.connection)
             self.close_connection = True
@@ -164,11 +175,13 @@ class Handler(LocalHandler):
             self.send_text(200, never[:40], "application/json", {"Content-Length": str(len(never))})
             self.cut()
         elif fault == "broken json":
-            self.send_text(200, never[:40], "application/json")
+            self.send_text(200, never[:40], "application/json", QUICK)
         elif fault == "html":
-            self.send_text(200, "<html>Welcome to the proxy</html>", "text/html")
+            self.send_text(200, "<html>Welcome to the proxy</html>", "text/html", QUICK)
+        elif fault == "stream":
+            self.send_text(200, f"data: {never}\n\ndata: [DONE]\n\n", "text/event-stream", QUICK)
         else:
-            self.send(200, bodies[fault])
+            self.send(200, bodies[fault], QUICK)
 
     def send(self, status, body, headers=None):
         self.send_text(status, json.dumps(body), "application/json", headers)

@@ -1,6 +1,8 @@
 """The endpoint against a real HTTP server that misbehaves."""
 
 import asyncio
+import doctest
+import json
 import logging
 import random
 import re
@@ -11,9 +13,11 @@ import time
 import pytest
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation import chat_completion
 from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
-from pacmr_lightning.evaluation.endpoint import Endpoint, without_thoughts
+from pacmr_lightning.evaluation.chat_completion import Tokens, read_response, without_thoughts
+from pacmr_lightning.evaluation.endpoint import Endpoint
 
 from .faulty_server import SECRET
 
@@ -27,11 +31,6 @@ def reply(messages):
 
 def said(count, start=0):
     return [[{"role": "user", "content": f"word {i}"}] for i in range(start, start + count)]
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +51,16 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
     conversations = [*said(8), *said(4), *said(2)]
     answers = endpoint.ask(conversations, store)
     assert [a.text for a in answers] == [reply(c) for c in conversations]
-    costs = {(a.prompt_tokens, a.completion_tokens, a.cached, a.problem) for a in answers}
-    assert costs == {(100, 10, False, None)}
+    # The six that came twice were billed once.
+    assert [a.billed for a in answers] == [Tokens(100, 10)] * 8 + [Tokens()] * 6
+    assert all((a.now, a.cached, a.problem) == (a.billed, False, None) for a in answers)
     assert len(server.requests) == 8 and server.most_at_once == 3
     sent = [(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests]
     assert sent == [("judge", 96, 0.0)] * 8
 
     again = endpoint.ask(said(9), store)
     assert [a.cached for a in again] == [True] * 8 + [False] and len(server.requests) == 9
-    assert (again[0].text, again[0].prompt_tokens) == ("You said: word 0", 100)
+    assert (again[0].text, again[0].billed, again[0].now) == ("You said: word 0", Tokens(100, 10), Tokens())
     # Whatever changes an answer asks anew.
     for options in ({"model": "other"}, {"temperature": 0.5}, {"max_tokens": 5}):
         other = Endpoint(**{"model": "judge", "base_url": server.url, **options})
@@ -76,13 +76,14 @@ def test_unset_options_are_not_sent(server, store):
     assert set(server.requests[0]) == {"model", "messages"}
 
 
-BROKEN = "broken json/html/json list/no choices/empty/null/parts/length/half a surrogate pair"
+BROKEN = "broken json/html/stream/json list/no choices/empty/null/length/half a surrogate pair"
+BROKEN += "/broken off/error in the choice/tool"
 CUT = "cut/truncated body/hang"
 """The client itself waits half a second after these."""
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, *BROKEN.split("/"), *CUT.split("/")])
-def test_faults_are_retried(fault, server, store, quick):
+def test_faults_are_retried(fault, server, store):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
     [answer] = endpoint.ask(said(1), store)
@@ -97,18 +98,23 @@ def test_the_server_says_how_long_to_wait(server, store):
     assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 30
 
 
-def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
+def test_broken_answers_and_statuses_share_the_retries(server, store):
+    # Two of them were billed, and nobody knows what the page cost.
     faults = [500, "null", 500, "html", 500, "empty"]
     server.script = list(faults)
-    assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "You said: word 0"
+    [answer] = Endpoint("judge", base_url=server.url).ask(said(1), store)
+    assert answer.text == "You said: word 0" and answer.now == Tokens(300, 30, uncounted=1)
     assert len(server.requests) == 7
     server.script = [*faults, "empty"]
     # Something was answered before, so that this is no reason to stop.
     answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
     assert (answer.text, answer.cached, answer.problem) == (None, False, "the answer is empty")
-    assert len(server.requests) == 14
-    # It was not stored: the next call asks again.
-    assert Endpoint("judge", base_url=server.url).ask(said(2), store)[1].text == "You said: word 1"
+    assert answer.now == answer.billed == Tokens(300, 30, uncounted=1) and len(server.requests) == 14
+    # The next call asks again, and adds to the bill.
+    first, answer = Endpoint("judge", base_url=server.url).ask(said(2), store)
+    assert (answer.text, answer.now) == ("You said: word 1", Tokens(100, 10))
+    assert answer.billed == Tokens(400, 40, uncounted=1)
+    assert (first.now, first.billed) == (Tokens(), Tokens(300, 30, uncounted=1))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,12 @@ def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
         ("cut", "the connection was cut"),
         (500, "status 500: no 500 for Bearer none"),
         ("length", "no text within max_tokens 96; the model may need more"),
-        ("html", "the server's answer is no chat completion"),
+        ("html", "the server's answer is no chat completion: 'Welcome to the proxy'"),
+        ("stream", "the server's answer is no chat completion: 'data: {"),
+        ("broken off", "the answer broke off (finish_reason error)"),
+        ("error in the choice", "status 503: late"),
+        ("filtered half", "the server's content filter took the answer away"),
+        ("tool", "the answer calls a tool"),
     ],
 )
 def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, server, store):
@@ -126,7 +137,7 @@ def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, 
     endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=1)
     server.script = [None, fault]
     answers = endpoint.ask(said(4), store)
-    assert [a.problem for a in answers] == [None, problem, None, None]
+    assert [a.problem for a in answers][::2] == [None, None] and answers[1].problem.startswith(problem)
     assert [a.text is None for a in answers] == [False, True, False, False]
 
 
@@ -176,10 +187,15 @@ def test_faults_of_single_conversations_never_stop(server, store):
         (401, r"refuses the API key \(status 401: .*into the environment variable MY_KEY"),
         (403, r"refuses the API key \(status 403"),
         (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
-        (402, "has no quota left"),
-        ((429, {"code": "insufficient_quota"}), "has no quota left"),
-        ((400, {"param": "temperature"}), r"refuses temperature 0.0 \(.*set temperature: null\.$"),
-        ((400, {"param": "model"}), "refuses model judge"),
+        (402, "has no credit left"),
+        ((429, {"code": "insufficient_quota"}), "has no credit left"),
+        ((400, {"message": "no temperature"}), r"refuses the temperature \(.*set temperature: null\.$"),
+        (
+            {"error": {"message": "Insufficient credits", "code": 402}},
+            "no credit left .*Insufficient credits",
+        ),
+        ({"error": {"message": "no x", "code": "model_not_found"}}, r"does not exist \(status 404: no x"),
+        ({"error": {"message": "bad", "type": "authentication_error"}}, "refuses the API key"),
     ],
 )
 def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monkeypatch):
@@ -193,6 +209,113 @@ def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monke
     assert len(server.requests) <= 6 + 2 * 2 * 2
     server.always = None
     assert [a.cached for a in endpoint.ask(said(50), store)].count(True) == 6
+
+
+def message(content, **fields):
+    return {"choices": [{"message": {"role": "assistant", "content": content, **fields}}]}
+
+
+def usage(**fields):
+    return {"usage": fields}
+
+
+NO_CHOICE = {"choices": None, "usage": None}
+ALL = Tokens(100, 10)
+RAW = {"message": "Provider returned error", "metadata": {"raw": "busy", "provider_name": "P"}}
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "no"}]}, {"type": "text", "text": "yes"}]
+
+
+def finished(reason):
+    return {"choices": [{"message": {"content": "half"}, "finish_reason": reason}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "problem", "billed"),
+    [
+        # Errors of providers inside a 200, as gateways pass them on.
+        (NO_CHOICE | {"error": RAW}, None, "status 502: Provider returned error: busy", Tokens()),
+        (NO_CHOICE | {"code": "rate_limit_daily", "message": "later"}, None, "status 429: later", Tokens()),
+        (NO_CHOICE | {"error": "out of memory"}, None, "status 502: out of memory", Tokens()),
+        ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
+        (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
+        ({"error": None}, "whole", None, ALL),
+        # Finish reasons of other providers.
+        (finished("network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
+        (finished("failed"), None, "the answer broke off (finish_reason failed)", ALL),
+        (finished("sensitive"), None, "the server's content filter took the answer away", ALL),
+        (finished("end_turn"), "half", None, ALL),
+        # Contents in parts, and what stands in the place of a content.
+        (message(PARTS), "yes", None, ALL),
+        (message(None, reasoning="Hm."), None, "the answer is nothing but reasoning", ALL),
+        (message({"text": "x"}), None, "the server's answer is no chat completion", ALL),
+        # Counts by other names, of a cache, of reasoning in the total only, and none.
+        (usage(input_tokens=7, output_tokens=2), "whole", None, Tokens(7, 2)),
+        (usage(input_tokens=7, cache_read_input_tokens=90, output_tokens=2), "whole", None, Tokens(97, 2)),
+        (
+            usage(prompt_tokens=97, completion_tokens=2, prompt_tokens_details={"cached_tokens": 90}),
+            *("whole", None, Tokens(97, 2)),
+        ),
+        (usage(prompt_tokens=21, completion_tokens=0, total_tokens=81), "whole", None, Tokens(21, 60)),
+        (usage(prompt_tokens=21, completion_tokens=None), "whole", None, Tokens(21, 0)),
+        ({"usage": None}, "whole", None, Tokens(uncounted=1)),
+    ],
+)
+def test_what_other_servers_send(body, text, problem, billed, server, store):
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=1)
+    server.script = [None, body]
+    [_, answer] = endpoint.ask(said(2), store)
+    assert (answer.text, answer.billed) == (text, billed)
+    assert answer.problem is None if text else answer.problem.startswith(problem)
+    # What is no answer is asked again by the next call, and an answer never.
+    [_, answer] = endpoint.ask(said(2), store)
+    assert (answer.text, len(server.requests)) == (text or "You said: word 1", 2 if text else 3)
+    assert answer.billed == (billed if text else billed + ALL)
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(chat_completion) == (0, 3)
+
+
+REASON = "the reason"
+ERRORS = [
+    {"error": {"message": REASON}},
+    {"error": REASON},
+    {"detail": REASON},
+    {"detail": [{"loc": ["body"], "msg": REASON}]},
+    {"object": "error", "message": REASON, "code": 40301},
+    [{"error": {"message": REASON}}],
+]
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 413, 429, 500, 529])
+def test_the_reason_is_told_for_every_status(status):
+    page = f"<html><style>p {{}}</style><p>{REASON}</p></html>"
+    for body in (*map(json.dumps, ERRORS), page):
+        reply, tokens = read_response(status, body.encode(), bool, 9)
+        assert (reply.problem, reply.text, tokens) == (f"status {status}: {REASON}", None, Tokens())
+
+
+def test_a_long_pause_is_told(server, store):
+    """The newer openai clients wait a minute at most."""
+    server.script = [None, "status 429, retry after an hour"]
+    [_, answer] = Endpoint("judge", base_url=server.url, retries=0, concurrency=1).ask(said(2), store)
+    assert answer.problem == "status 429: slow down; the server asks to wait: 3600"
+
+
+def test_requests_without_a_count_are_told_apart(server, store):
+    server.script = ["cut", "truncated body", "broken json", None]
+    [answer] = Endpoint("judge", base_url=server.url, retries=3).ask(said(1), store)
+    assert answer.text == "You said: word 0" and answer.billed == Tokens(100, 10, uncounted=3)
+
+
+def test_a_stopped_call_keeps_its_bill(server, store):
+    server.script, server.always = ["empty"], 401
+    endpoint = Endpoint("judge", base_url=server.url, retries=1)
+    with pytest.raises(UserError, match="refuses the API key"):
+        endpoint.ask(said(1), store)
+    server.always = None
+    [answer] = endpoint.ask(said(1), store)
+    assert (answer.now, answer.billed) == (ALL, Tokens(200, 20))
 
 
 def test_no_server(store):
@@ -220,12 +343,12 @@ def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch
 def test_a_limit_that_is_refused_under_both_names(server, store):
     server.always = (400, {"message": "neither max_tokens nor max_completion_tokens can be that small"})
     endpoint = Endpoint("judge", base_url=server.url, max_tokens=1, retries=0)
-    with pytest.raises(UserError, match=r"refuses max_completion_tokens 1 \(.*; change max_tokens\.$"):
+    with pytest.raises(UserError, match=r"failed 1 requests in a row \(status 400: neither max_tokens nor"):
         endpoint.ask(said(1), store)
     assert len(server.requests) == 2
 
 
-def test_answers_that_are_not_valid_are_asked_again(server, store, quick):
+def test_answers_that_are_not_valid_are_asked_again(server, store):
     said_by = iter(["no", "no", "yes"])
     server.reply = lambda messages: next(said_by)
     endpoint = Endpoint("judge", base_url=server.url, retries=1)

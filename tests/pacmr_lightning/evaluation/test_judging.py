@@ -10,8 +10,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassi
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
+from pacmr_lightning.evaluation.chat_completion import Tokens
 from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdict
-from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
+from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge, tokens_of
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
 from ...conftest import read_lines
@@ -186,11 +187,12 @@ def test_both_orders_decide(task, name, store):
         assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
         opinions = [o for v in verdicts for o in v.orders]
         assert all(o.answer.startswith("Comparison: the other") for o in opinions)
-        assert {(o.prompt_tokens, o.completion_tokens, o.cached) for o in opinions} == {(100, 10, False)}
+        assert {(o.billed, o.now, o.cached) for o in opinions} == {(Tokens(100, 10),) * 2 + (False,)}
         assert len(server.requests) == 6
         again = judge.compare(PAIRS, store)
         assert [v.preferred for v in again] == ["first", "second", "none"] and len(server.requests) == 6
-        assert all(o.cached and o.prompt_tokens == 100 for v in again for o in v.orders)
+        assert all(o.cached and o.billed == Tokens(100, 10) for v in again for o in v.orders)
+        assert tokens_of(again) == (Tokens(600, 60), Tokens())
         systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
         assert systems == {("system", "user")}
         server.reply = prefer_position_a
@@ -214,7 +216,7 @@ def test_a_judge_that_thinks_aloud(store):
         # Without an answer after it, it is no answer: asked for again, and never kept.
         thinking.script = ["cut reasoning", "reasoning alone"]
         other = EndpointJudge("dialogue", model="m", base_url=thinking.url, retries=0, concurrency=1)
-        [verdict] = other.compare(PAIRS[:1], store)
+        verdict, _ = other.compare(PAIRS[:2], store)
         assert [opinion.problem for opinion in verdict.orders] == [
             "no text within max_tokens 96; the model may need more",
             "the answer is nothing but reasoning",

@@ -40,7 +40,7 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"gradient_checkpointing": True}, {"layout": "separate"}, {"layout": "packed"}),
+        *({}, {"gradient_checkpointing": True}, {"layout": "separate"}),
         {"layout": "packed_shared", "gradient_checkpointing": True},
     ],
 )

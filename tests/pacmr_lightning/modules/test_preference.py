@@ -163,8 +163,7 @@ def test_micro_batches_change_nothing(make_run, tmp_path, monkeypatch):
         trainer, module = make_run("pacmr", name, module=options, policy=policy)
         adapters.append([*module.policy.adapter().values(), *module.vnet.parameters()])
         rows.append(read_weights(tmp_path / name))
-        prompt, response = trainer.datamodule.train_pairs.longest()
-        budget = 2 * (prompt + 2 * response)
+        budget = 2 * trainer.datamodule.train_pairs.longest(1, augmented=True).token_count
     assert max(passes[2]) <= budget < max(passes[0]) and len(passes[2]) > len(passes[0])
     for found, frame in zip(adapters[1:], rows[1:], strict=True):
         for a, b in zip(adapters[0], found, strict=True):

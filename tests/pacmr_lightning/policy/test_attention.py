@@ -19,14 +19,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient import ExactCoefficients
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
-from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, shared_mask, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
-from pacmr_lightning.policy.token_layout import packed_rows, shared_rows
+from pacmr_lightning.policy.token_layout import separate_rows, shared_rows
 
 GPU = torch.device("cuda")
 
@@ -106,16 +103,15 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
 def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
     """On rows padded to a multiple too, as they are on a GPU."""
     monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: multiple)
-    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
+    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "plain"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     policy, batch = make_policy(name), make_batch()
-    check(policy, batch, "flash_attention_2", ["packed"])
-    lengths = packed_rows(batch).lengths.tolist()
-    assert flash_on_cpu == [lengths] * policy.model.config.num_hidden_layers  # without padding
     check(policy, batch, "flash_attention_2", ["separate", "plain"])
+    lengths = separate_rows(batch).real.sum(1).tolist()
+    assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
 
 
 def test_blocks_between_the_responses_are_skipped():
@@ -132,7 +128,7 @@ def refused(policy, batch, *warned):
     with ExitStack() as stack:
         for words in warned:
             stack.enter_context(pytest.warns(UserWarning, match=words))
-        error = r"does not work with flex_attention here.*attn_implementation to auto"
+        error = r"No layout .* with flex_attention attention .*attn_implementation to auto"
         stack.enter_context(pytest.raises(UserError, match=error))
         policy.log_probs(batch)
 
@@ -183,12 +179,12 @@ def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
         lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
     )
     policy.log_probs(pair)
-    assert set(enabled[:3]) == {(False, False)} and set(enabled[3:]) == {(True, True)}
+    assert set(enabled[:5]) == {(False, False)} and set(enabled[5:]) == {(True, True)}
     monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
     enabled.clear()
-    policy._plan = None
+    policy._plan, policy._checked = None, (0, 0)
     policy.log_probs(pair)
-    assert set(enabled[:3]) == {(False, True)} and set(enabled[3:]) == {(True, True)}
+    assert set(enabled[:5]) == {(False, True)} and set(enabled[5:]) == {(True, True)}
 
 
 @pytest.mark.parametrize(("tokens_worth", "layout"), [(55, "shared"), (62, "plain")])
@@ -197,14 +193,14 @@ def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_po
     policy = make_policy()
     tokens = torch.arange(3, 60).tolist()
     pair = PairBatch.collate(["x"], [tokens[:9]], [[*tokens, 2]], [[5, 2]])
-    right, error = policy.log_probs_in, tokens_worth * TOLERANCE[torch.float32]
+    right, error = policy.score, tokens_worth * TOLERANCE[torch.float32]
 
-    def noisy(layout, batch):
-        found = right(layout, batch)
-        found.chosen = found.chosen + (layout != "plain") * error
+    def noisy(rows, *arguments):
+        found = right(rows, *arguments)
+        found.chosen = found.chosen + (not rows.whole_logits) * error
         return found
 
-    monkeypatch.setattr(policy, "log_probs_in", noisy)
+    monkeypatch.setattr(policy, "score", noisy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         policy.log_probs(pair)
@@ -234,14 +230,6 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
     assert policy._plan == AttentionPlan("flex_attention", "separate")
-
-
-def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, make_batch):
-    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
-    batch = batch.with_reference(policy.reference_log_probs(batch))
-    direction = {name: torch.ones_like(parameter) for name, parameter in policy.adapter().items()}
-    with pytest.raises(UserError, match="flex_attention attention cannot; set attn_implementation to sdpa"):
-        ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(), batch, None), direction)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +264,10 @@ def test_unasked(name, device, options, plan, faster, make_policy, make_batch, m
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
-PACKED = AttentionPlan("sdpa", "packed")
 PACKED_SHARED = AttentionPlan(VARLEN, "packed_shared")
 FIRST_PACKED = [PACKED_SHARED, *SDPA]
 FLEX = [AttentionPlan("flex_attention", layout) for layout in ("shared", "separate", "plain")]
-FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
+FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +280,6 @@ FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "se
         ("gpt2", {"dtype": "float32"}, True, SDPA, []),
         ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, SDPA, ["flex"]),
         ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, SDPA[1:], ["flash"]),
-        ("llama", {"dtype": "bfloat16", "layout": "packed"}, True, [PACKED, *SDPA[1:]], ["flash"]),
         ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA, []),
         ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:], []),
         ("llama", {"attn_implementation": "flex_attention"}, True, FLEX, []),

@@ -52,13 +52,16 @@ def by_hand(folder, prompt, response):
         ("recurrent_gemma", "all-linear"),
         ("roberta", "all-linear"),
         ("rwkv", "all-linear"),
-        ("llama4_text", ["q_proj", "v_proj"]),
-        ("phimoe", ["q_proj", "v_proj"]),
+        ("llama4_text", "all-linear"),
+        ("phimoe", "all-linear"),
         ("mamba", ["in_proj", "x_proj"]),
     ],
 )
 def test_families_that_work(family, targets, save):
-    """RoBERTa counts its positions from elsewhere, CTRL scales embeddings in place, RWKV has no heads."""
+    """RoBERTa counts its positions from elsewhere, CTRL scales embeddings in place, RWKV has no heads.
+
+    Routers of Llama 4 and Phi-MoE return several tensors, which an adapter's layer does not take.
+    """
     folder = save(family)
     policy = PolicyModel(folder, rank=2, target_modules=targets)
     policy.build()
@@ -76,13 +79,8 @@ def test_families_that_work(family, targets, save):
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("bert", "BertLMHeadModel is not causal"),
-        ("xlnet", "XLNetLMHeadModel is not causal"),
-        (
-            "llama4_text",
-            r"Llama4ForCausalLM cannot be used.*router .*\[down_proj, gate_proj, k_proj, o_proj, q_proj",
-        ),
-        ("phimoe", r"PhimoeForCausalLM cannot be used.*router .*\[k_proj, o_proj, q_proj, v_proj\]"),
+        ("bert", "predictions of BertLMHeadModel change by .* with the tokens after them"),
+        ("xlnet", "predictions of XLNetLMHeadModel change by .* with the tokens after them"),
         ("mamba", r"all-linear, which PEFT cannot adapt in MambaForCausalLM.*\[dt_proj, in_proj, x_proj\]"),
     ],
 )
@@ -96,5 +94,6 @@ def test_families_that_are_refused(family, said, save):
 def test_adapters_on_layers_that_are_never_called(save):
     policy = PolicyModel(save("mamba"), rank=2, target_modules=["dt_proj", "in_proj"])
     policy.build()
-    with pytest.warns(UserWarning, match="MambaForCausalLM never calls dt_proj as a layer"):
+    said = r"does not call 2 of its 4 layers.*layers.0.mixer.dt_proj.*\[in_proj, out_proj, x_proj\]"
+    with pytest.raises(UserError, match=said):
         policy.log_probs(PairBatch.collate(["a"], *([part] for part in PAIR)))

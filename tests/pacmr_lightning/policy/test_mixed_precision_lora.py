@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
-    ExactCoefficients,
     GhostDotProduct,
     SoftPromptConsistency,
 )
@@ -118,11 +117,15 @@ def test_a_layer_rounds_its_output_once_and_its_gradients_never(kind, options, m
 
 
 def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
-    """u, the gradients of DPO and VNet, and c, here and after a virtual step, over two adapters."""
+    """u, the gradients of DPO and VNet, and c, here and after a virtual step, over four adapters.
+
+    VNet's gradient is a sum with cancellations, so a single adapter's error may be several times larger or
+    smaller by chance: ratios of errors are averaged geometrically.
+    """
     batch, meta = make_batch(6), make_batch(6, seed=1, augmented=True)
     sizes = {"num_hidden_layers": 28, "initializer_range": 0.05}
     found = {way: [] for way in ("exact", "float32", "base")}
-    for seed in range(2):
+    for seed in range(4):
         along = None
         for way in found:
             compute = {"lora_compute_dtype": "base" if way == "base" else "float32"}
@@ -144,10 +147,16 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
                 parts += [moved.rewards.u, flat(gradient(moved).values())]
             parts += [pairs.along(d), CentralDifference(0.1).coefficients(pairs, d)]
             found[way].append([part.double() for part in parts])
-    truth, peft, own = ([torch.cat(parts) for parts in zip(*found[way], strict=True)] for way in found)
-    errors = [torch.tensor([off(*two) for two in zip(way, truth, strict=True)]) for way in (peft, own)]
-    assert float(errors[0].min()) > 1e-3, "bf16 matters"
-    assert float((errors[1] / errors[0]).max()) < FACTOR, errors
+    truth = found["exact"]
+    peft, own = (
+        torch.tensor(
+            [[off(*two) for two in zip(*parts, strict=True)] for parts in zip(found[way], truth, strict=True)]
+        )
+        for way in ("float32", "base")
+    )
+    assert float(peft.min()) > 1e-3, "bf16 matters"
+    ratios = (own / peft).log().mean(0).exp()
+    assert float(ratios.max()) < FACTOR, ratios
 
 
 def test_the_central_difference_is_as_good(make_policy, make_batch):
@@ -194,7 +203,7 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(make_poli
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
-@pytest.mark.parametrize("layout", ["shared", "separate", "packed", "packed_shared"])
+@pytest.mark.parametrize("layout", ["shared", "separate", "packed_shared"])
 def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
     """Kept gradients, their dot products, and the graph's, here and shifted; hooks leave nothing behind."""
     policy, batch = make_policy(**HALF, layout=layout, **options), make_batch(4)  # 1/4 rounds nothing
@@ -208,10 +217,6 @@ def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
             a, b = gradient(kept), gradient(again)
             assert off(flat(a.values()), flat(b.values())) < 1e-5
             torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
-    if not options and layout != "packed_shared":  # whose kernel is differentiated once
-        exact = ExactCoefficients().coefficients(step_pairs(policy, batch), direction)
-        ghost = step_pairs(policy, batch).along(direction)
-        assert off(exact.double(), ghost.double()) < 0.05
     after = gradient(step_pairs(policy, batch))
     assert all(torch.equal(after[name], before[name]) for name in before)
     for linear in policy.lora_linears().values():

@@ -1,7 +1,5 @@
 """The self-check where rounding in bfloat16 grows with large activations; and in several processes."""
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,9 +19,9 @@ GEMMA = Gemma3TextConfig(
 )
 
 
-def random_pair(prompt=20):
+def random_pair():
     generator = torch.Generator().manual_seed(1)
-    parts = (torch.randint(3, 61, (length,), generator=generator).tolist() for length in (prompt, 4, 30))
+    parts = (torch.randint(3, 61, (length,), generator=generator).tolist() for length in (20, 4, 30))
     return PairBatch.collate(["x"], *([part] for part in parts))
 
 
@@ -46,23 +44,15 @@ def make_large(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt"), [("gemma3", 20), ("gemma3", 11), *((name, 20) for name in CONFIGS)]
-)
-def test_rounding_is_no_fault(name, prompt, make_large):
-    """Whatever a family's activations, and the weights are as before; a repeated prompt is no warning."""
+@pytest.mark.parametrize("name", ["gemma3", *CONFIGS])
+def test_rounding_is_no_fault(name, make_large):
+    """Whatever a family's activations, and the weights are as before."""
     policy = make_large(CONFIGS.get(name, GEMMA))
     before = {key: weight.clone() for key, weight in policy.named_parameters()}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        policy.log_probs(random_pair(prompt))
+    policy.log_probs(random_pair())
     assert policy._plan == AttentionPlan("sdpa", "shared")
     after = dict(policy.named_parameters())
     assert all(after[key].dtype == w.dtype and torch.equal(after[key], w) for key, w in before.items())
-    said = [str(one.message) for one in caught if "Rounding in bfloat16" in str(one.message)]
-    if name == "gemma3":
-        assert len(said) == (prompt == 20)
-        assert all("changes the gradient of Gemma3ForCausalLM's own forward by" in one for one in said)
 
 
 def test_without_room_for_float32(make_large, monkeypatch):

@@ -8,7 +8,6 @@ processes held.
 import os
 import sys
 from pathlib import Path
-from typing import get_args
 
 import lightning.pytorch as pl
 import torch
@@ -23,7 +22,6 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import VNetWeighting
-from pacmr_lightning.weighting.features import PAPER, Feature
 
 STEPS = 4
 
@@ -69,12 +67,11 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
-    few, central, several = (word in options for word in ("few", "central", "features"))
+    few, central = (word in options for word in ("few", "central"))
     vnet = VNetWeighting(
         PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
         CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
         every=2,
-        features=get_args(Feature) if several else PAPER,
     )
     module = PreferenceModule(
         PolicyModel(
@@ -93,7 +90,7 @@ def run(base, folder, case):
         micro_batch_tokens=128 if "tokens" in options else None,  # ranks need not have as many micro-batches
     )
     data = PreferenceDataModule(
-        EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: two epochs
+        EmbeddedWorld(pairs=256, validation_pairs=9),
         base,
         global_batch_size=16,
         validation_batch_size=5,

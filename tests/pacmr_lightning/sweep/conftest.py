@@ -97,19 +97,20 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
 
     Parsing takes a third of a second a method, so without ``whole`` an option has its first value only.
     """
-    for name in ("configs", "research"):
+    for name in ("configs", "examples", "research"):
         Path(name).symlink_to(ROOT / name)
     there = {*Path().iterdir(), Path("sweep.yaml")}
     sweep = read_yaml(str(file))
     if not whole:
-        sweep.pop("estimate", None)  # operations of a 7B model take seconds to count
         for method in filter(None, sweep["methods"].values()):
             method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     main(["sweep.yaml", "--dry_run"])
     assert {*Path().iterdir()} == there
     lines = capsys.readouterr().out.splitlines()
-    found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
+    found = [
+        line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config (?:configs|examples)/", line)
+    ]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert all("{" not in line for line in found)
     return len(found)

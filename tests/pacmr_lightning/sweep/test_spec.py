@@ -1,11 +1,12 @@
 """Sweep files: what a cell is, and one sentence for what is wrong before anything runs."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.sweep import state
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.state import prepare, state_of
@@ -14,6 +15,7 @@ from ...conftest import fails as run_fails
 from .conftest import OPTIONS, check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[3]
+LITERAL = r"\d{3} {'a': 1} {} {val/loss:.2f}"
 PAPER = {"": 21, "_tau": 12, "_clean_meta": 9}
 PAPER |= {f"{kind}_4gpu": number for kind, number in PAPER.items()}
 SIZES = {
@@ -21,11 +23,19 @@ SIZES = {
     **{f"{task}{kind}": n for task in ("tldr", "hh") for kind, n in PAPER.items()},
     **{f"{task}_consistency": 1 for task in ("tldr", "hh")},
 }
-"""Cells of every sweep file in configs/sweeps."""
+"""Cells of every sweep file in configs/sweeps and examples."""
+
+
+def shipped(name: str) -> Path:
+    return ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
 
 
 def fails(capsys, arguments: list[str]) -> str:
     return run_fails(capsys, ["sweep", *arguments])
+
+
+def nested(train: str) -> dict:
+    return {"class_path": "pacmr_lightning.datamodules.Files", "init_args": {"train": train}}
 
 
 def test_cells(write_sweep, world):
@@ -35,12 +45,24 @@ def test_cells(write_sweep, world):
         methods={
             "dpo": None,
             "soft": {"config": "pacmr", "vary": {"a.tau": [0.5, 0.6], "b.outer": ["A", "B"]}},
-            "own": {"config": "mine.yaml", "options": {"x": None, "y": [1, 2], "z": "s{seed}n{noise}"}},
+            "own": {
+                "config": "mine.yaml",
+                "options": {
+                    "x": None,
+                    "y": [1, "{seed}"],
+                    "z": "s{seed}n{noise}",
+                    "v": nested("{folder}/w"),
+                },
+            },
+            "braces": {
+                "config": "dpo",
+                "options": {"x": "{{epoch}}-{seed}", "y": {"z": LITERAL}},
+            },
             "two": {"config": "dpo", "after": "dpo", "first": "audit {after}", "options": {"w": "{after}/a"}},
         },
     )
     found = cells(read_sweep(path))
-    assert len(found) == 2 * 2 * (1 + 4 + 1 + 1) and len({cell.name for cell in found}) == len(found)
+    assert len(found) == 2 * 2 * (1 + 4 + 1 + 1 + 1) and len({cell.name for cell in found}) == len(found)
     by_name = {cell.name: cell for cell in found}
     common = ["--seed_everything", "1", "--data.seed", "1", "--data.noise_seed", "1", "--data.noise_rate"]
     base = ["fit", "--config", str(world / "base.yaml"), "--config"]
@@ -54,7 +76,10 @@ def test_cells(write_sweep, world):
     ]
     own = by_name["own-noise20-seed1"].arguments
     assert own[:6] == [*base, "mine.yaml", "--model.method"]
-    assert own[-8:-2] == ["--x", "null", "--y", "[1, 2]", "--z", "s1n0.2"]
+    assert own[-10:-4] == ["--x", "null", "--y", '[1, "1"]', "--z", "s1n0.2"]
+    assert own[-4:-2] == ["--v", json.dumps(nested("out/own-noise20-seed1/w"))]
+    braces = by_name["braces-noise20-seed1"].arguments
+    assert braces[-6:-2] == ["--x", "{epoch}-1", "--y", json.dumps({"z": LITERAL})]
     two = by_name["two-noise20-seed1"]
     assert two.after == by_name["dpo-noise20-seed1"].folder
     assert two.first == ["audit", "out/dpo-noise20-seed1"]
@@ -69,6 +94,48 @@ def test_cells(write_sweep, world):
         ({"methods": {"dpo": {"labels": "x"}}}, "method dpo: there is no key labels"),
         ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
         ({"noise_rates": ["much"]}, "noise_rates: expected a float, but got much"),
+        ({"noise_rates": "0.2"}, "noise_rates is '0.2', but it must be a list, such as [0.2]"),
+        ({"base": "preference"}, "base is 'preference', but it must be a list, such as [preference]"),
+        ({"base": ["preferense"]}, "(did you mean preference?)"),
+        ({"methods": ["dpo"]}, "methods is ['dpo'], but it must be keys and values"),
+        ({"methods": {1: None}}, "a key of methods is no text (1)"),
+        ({"output": None}, "the key output is missing"),
+        ({"output": "out/{seed}"}, "output or report has the placeholder {seed}, but it may have none"),
+        ({"seeds": [-1]}, "one of seeds is -1, but it must be at least 0"),
+        ({"like": ["x.yaml"]}, "like is ['x.yaml'], but it must be one sweep file"),
+        (
+            {"options": OPTIONS | {"data.source": {"class_path": "Files", "init_args": {"train": "{sed}"}}}},
+            "data.source of the method dpo has the placeholder {sed}, but it may have {seed}, {noise}, "
+            "{folder}; write {{sed}} for the text {sed}.",
+        ),
+        ({"options": OPTIONS | {"x": "{after}/x"}}, "x of the method dpo has the placeholder {after}"),
+        ({"methods": {"dpo": {"first": "audit {run}"}}}, "first of the method dpo has the placeholder {run}"),
+        ({"methods": {"dpo": {"first": "audit 'x"}}}, "(No closing quotation)"),
+        ({"methods": {"dpo": {"first": "adit x"}}}, "begins with adit, which is no command of pacmr"),
+        ({"prepare": ["x"]}, "prepare: expected keys and values, but got 'x'"),
+        ({"prepare": [{"output": "x"}]}, "prepare: the key command is missing"),
+        (
+            {"prepare": [{"output": "x", "command": "fit --seed_everything {seed}"}]},
+            "The command of x has the placeholder {seed}, but it may have none",
+        ),
+        (
+            {"afterwards": [{"output": "x", "command": "fit --config sft --modell M"}]},
+            "The preparation of x cannot fit: --modell: unknown option",
+        ),
+        (
+            {"options": OPTIONS | {"data.global_batch_size": "{seed}"}},
+            "seed0 cannot fit: global_batch_size is 0",
+        ),
+        ({"options": OPTIONS | {"trainer.default_root_dir": "x"}}, "is the cell's own folder"),
+        (
+            {"options": OPTIONS | {"checkpoint.dirpath": "x"}},
+            "checkpoint.dirpath of the cell dpo-noise30-seed0",
+        ),
+        ({"options": OPTIONS | {"ckpt_path": "last"}}, "ckpt_path of the cell dpo-noise30-seed0 is last"),
+        (
+            {"options": OPTIONS | {"trainer.callbacks": [{"class_path": "WeightRecorder"}]}},
+            "would write no summary.json, which the tables need; add the callback RunSummary",
+        ),
         ({"noise_rates": [20]}, "one of noise_rates is 20.0, but it must be at least 0 and below 1"),
         ({"seeds": []}, "seeds is [], but it needs at least one"),
         ({"seeds": [1, 1]}, "and none twice"),
@@ -94,21 +161,30 @@ def test_cells(write_sweep, world):
     ],
 )
 def test_bad_files(changes, message, write_sweep, capsys):
-    assert message in fails(capsys, [write_sweep(**changes)])
+    assert message in fails(capsys, [write_sweep(**changes), "--dry_run"])
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- a", "expected keys and values")])
-def test_no_sweep(text, message, tmp_path, capsys):
-    (tmp_path / "sweep.yaml").write_text(text)
-    assert message in fails(capsys, [str(tmp_path / "sweep.yaml")])
-    assert "cannot be read" in fails(capsys, [str(tmp_path / "nowhere.yaml")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not a sweep file"),
+        ("- a", "expected keys and values"),
+        ("seeds: [1]\nmethods: {dpo: , ipo: , dpo: }", "dpo is there twice"),
+        ("like: sweep.yaml", "sweep.yaml is like itself (sweep.yaml - sweep.yaml)"),
+    ],
+)
+def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text(text)
+    assert message in fails(capsys, ["sweep.yaml", "--dry_run"])
+    assert "cannot be read" in fails(capsys, ["nowhere.yaml"])
 
 
 @pytest.mark.parametrize("path", SIZES, ids=str)
 def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    check_measures(read_sweep(f"configs/sweeps/{path}.yaml"))
+    check_measures(read_sweep(str(shipped(path))))
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -120,7 +196,7 @@ def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
 )
 def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = ROOT / f"configs/sweeps/{path}.yaml"
+    file = shipped(path)
     assert (
         check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys) == SIZES[path]
         or not whole
@@ -128,16 +204,50 @@ def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     assert len(cells(read_sweep(str(file)))) == SIZES[path]
 
 
-def test_a_cell_knows_its_files(write_sweep, capsys):
-    """It is no cell of other pairs under the same name; what other cells have made may change."""
-    Path("pairs.jsonl").write_text("one")
-    Path("out").mkdir()
-    made = Path("out/made.parquet")
-    options = OPTIONS | {"data.source.train": "pairs.jsonl", "data.augmentations": str(made)}
-    (cell, *_) = cells(read_sweep(write_sweep(options=options)))
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("pairs.jsonl", "pairs.jsonl"),
+        ("base/model.safetensors", "base"),
+        ("base/tokenizer.json", "base"),
+        ("bottom/model.safetensors", "bottom"),
+        ("clean/train.jsonl", "clean"),
+        ("reward/model.safetensors", "reward"),
+        ("cache/models--org--judge/refs/main", "org/judge"),
+        ("boards/events", None),
+        ("out/dpo-noise30-seed0/made.jsonl", None),
+        ("out/later.parquet", None),
+    ],
+)
+def test_a_cell_knows_its_inputs(changed, told, write_sweep, capsys, monkeypatch):
+    """Models, data and commits on the Hub, also inside of values; loggers write to their folders."""
+    for name in (
+        *("pairs.jsonl", "base/model.safetensors", "base/tokenizer.json", "bottom/config.json"),
+        *("bottom/model.safetensors", "clean/train.jsonl", "reward/model.safetensors", "reward/config.json"),
+        *("cache/models--org--judge/refs/main", "boards/events"),
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("one")
+    Path("base/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "bottom"}))
+    monkeypatch.setattr(state, "HF_HUB_CACHE", "cache")
+    judges = [{"class_path": "X", "init_args": {"model": model}} for model in ("reward", "org/judge")]
+    options = OPTIONS | {
+        "model.policy.model": "base",
+        "data.source": {"class_path": "Files", "init_args": {"train": "pairs.jsonl"}},
+        "data.clean_meta": {"class_path": "HubPreferences", "init_args": {"path": "clean"}},
+        "data.augmentations": "out/later.parquet",
+        "data.extra": "{folder}/made.jsonl",
+        "trainer.callbacks": judges,
+        "trainer.logger": {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards"}},
+    }
+    path = write_sweep(options=options)
+    cell, *_ = cells(read_sweep(path))
     prepare(cell)
-    made.write_text("by a cell before")
     assert state_of(cell) == "waiting"
-    Path("pairs.jsonl").write_text("two")
-    with pytest.raises(UserError, match="holds a run with other files than the sweep file has now"):
-        state_of(cell)
+    Path(changed).parent.mkdir(parents=True, exist_ok=True)
+    Path(changed).write_text("other")
+    if told is None:
+        assert state_of(cell) == "waiting"
+    else:
+        said = f"holds a run with other files than the sweep file has now ({told} has changed)"
+        assert said in fails(capsys, [path])

@@ -70,7 +70,8 @@ def test_equal_to_re_po_at_a_rate_that_stays(setting):
 
 def test_hard_probabilities_of_an_audit(tmp_path, make_batch):
     file, batch, zeros = tmp_path / "pairs.parquet", make_batch(3), torch.zeros(3)
-    pd.DataFrame({"id": batch.ids, "p_wrong": [0.2, 0.5, 0.7], "observed": "chosen"}).to_parquet(file)
+    table = {"id": batch.ids, "p_majority": [0.8, 0.5, 0.3], "observed": "chosen", "texts": ""}
+    pd.DataFrame(table).to_parquet(file)
     rewards = Rewards(*[LogProbs(zeros, zeros)] * 2, 1.0)
     assert AuditedWeights(str(file), hard=True).weights(rewards, batch).g.tolist() == [1, 1, 0]
     soft = AuditedWeights(str(file), soft_labels=True)

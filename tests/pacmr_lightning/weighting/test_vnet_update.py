@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pacmr_lightning.batch import LogProbs, PairBatch, Segment
+from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
     CleanPreference,
-    ExactCoefficients,
     GhostDotProduct,
     PromptAugmentationConsistency,
     SoftPromptConsistency,
@@ -106,92 +105,6 @@ def test_clipping():
     assert torch.equal(CentralDifference(clip=None).clipped(c), c)
 
 
-def weights_by_hand(weighting, policy, found, train):
-    """g, a function of Theta: features from plain forward passes, of (Delta, u) the others of PAST too."""
-    vnet, u = weighting.vnet, found.u.detach()
-    if vnet.features == ("delta", "u"):
-        return vnet(found.delta.detach(), u)[0]
-    now = raw_features(policy, train, u)
-    earlier = [raw_features(policy, train, u, k) for k in range(len(PAST))]
-    columns = []
-    for name in vnet.features:
-        if name in ("delta", "u"):
-            columns.append(now[name])
-            continue
-        steps = torch.stack([each[name] for each in earlier])
-        shares = torch.tensor([0.95 ** (len(PAST) - 1 - k) for k in range(len(PAST))], dtype=torch.double)
-        shares /= shares.sum() * len(train)
-        mean = (shares[:, None] * steps).sum()
-        deviation = (shares[:, None] * (steps - mean) ** 2).sum().sqrt()
-        columns.append(((now[name] - mean) / deviation).clamp(-5, 5))
-    x = torch.stack(columns, dim=1)
-    assert x.std(0).min() > 0.02  # each feature tells pairs apart
-    output = vnet.layers(x)
-    if "u" not in vnet.features:
-        return output[:, 0].sigmoid()
-    return (output[:, 0] * u + output[:, 1]).sigmoid()
-
-
-PAST = (0.4, -0.7, 1.3)
-"""In earlier steps u of each pair was these times u, and what the policy says of a response likewise."""
-
-
-def past_rewards(policy, train, factor):
-    found = policy.log_probs(train, entropies=True).detach()
-
-    def scaled(values):
-        return LogProbs(factor * values.chosen, factor * values.rejected)
-
-    moved = LogProbs(
-        train.reference.chosen + factor * (found.chosen - train.reference.chosen),
-        train.reference.rejected + factor * (found.rejected - train.reference.rejected),
-        entropies=scaled(found.entropies),
-    )
-    return Rewards.of(moved, train, BETA)
-
-
-def raw_features(policy, train, u, past=None):
-    """All features but Delta, now or in an earlier step, from transformers' own logits, a pair at a time."""
-    means, entropies = [[], []], []
-    for tokens, segments in zip(train.input_ids, train.segment_ids, strict=True):
-        prompt = tokens[segments == Segment.PROMPT]
-        for side, segment in enumerate((Segment.CHOSEN, Segment.REJECTED)):
-            response = tokens[segments == segment]
-            with torch.no_grad():
-                logits = policy.model(input_ids=torch.cat([prompt, response])[None]).logits
-            log_p = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            means[side].append(log_p.gather(1, response[:, None]).mean())
-            if side == 0:
-                entropies.append(-(log_p.exp() * log_p).sum(1).mean())
-    chosen, rejected = map(torch.stack, means)
-    entropies = torch.stack(entropies)
-    visits = [*PAST, 1.0]
-    if past is not None:
-        counts = [(train.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED)]
-        references = [
-            r / n for r, n in zip((train.reference.chosen, train.reference.rejected), counts, strict=True)
-        ]
-        chosen, rejected = (
-            r + PAST[past] * (value - r) for r, value in zip(references, (chosen, rejected), strict=True)
-        )
-        entropies = PAST[past] * entropies
-        visits = visits[: past + 1]
-    history = [visit * u for visit in visits]
-    mean, variance = history[0], torch.zeros_like(u)
-    for value in history[1:]:
-        variance = 0.5 * variance + 0.25 * (value - mean) ** 2
-        mean = 0.5 * mean + 0.5 * value
-    return {
-        "u": history[-1],
-        "perplexity_difference": rejected - chosen,
-        "dpo_loss": torch.log1p(torch.exp(-history[-1])),
-        "entropy": entropies,
-        "margin_evolution": mean - history[0],
-        "margin_fluctuation": variance.sqrt(),
-        "reference_deviation": history[-1].abs() / BETA,
-    }
-
-
 def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
     """Autograd through omega_hat(Theta) = omega - alpha/N sum_i V_i(Theta) grad l_i.
 
@@ -201,7 +114,7 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
     omega = policy.adapter()
     names, values = list(omega), list(omega.values())
     found = Rewards(policy.log_probs(train), train.reference, BETA)
-    g = weights_by_hand(weighting, policy, found, train)
+    g = weighting.vnet(found.delta.detach(), found.u.detach())[0]
     if weighting.mean_one:
         g = g / g.mean()
     losses = g * DPO(BETA)(found)
@@ -276,7 +189,7 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
     objective = SoftLabelDifference(DPO(BETA)) if weighting.soft_labels else DPO(BETA)
-    pairs = RecomputedStepPairs(policy, objective, train, micro_batch_size, weighting.needs_entropies)
+    pairs = RecomputedStepPairs(policy, objective, train, micro_batch_size)
     return caught, weighting.update(pairs, meta, 99.0, 1.0)
 
 
@@ -284,7 +197,6 @@ OPTIONS = ({}, {"mean_one": True}, {"soft_labels": True, "start_offset": 0.4})
 ESTIMATORS = (
     (GhostDotProduct(clip=None), 1e-9, None),
     (GhostDotProduct(clip=None), 1e-9, 2),
-    (ExactCoefficients(clip=None), 1e-9, 3),
     (CentralDifference(1e-4, relative=True, clip=None), 1e-5, None),
 )
 # Any two of an estimator, an outer objective and options meet.
@@ -311,8 +223,6 @@ def test_vnet_gradient(
     alpha = 0.05
     objective, outer_loss = OUTER[outer]
     weighting = moved_weighting(objective, estimator, alpha, **options)
-    for factor in PAST:
-        weighting.observe(past_rewards(policy, train, factor), train)
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
@@ -326,29 +236,6 @@ def test_vnet_gradient(
     for key, value in policy.state_dict().items():
         assert torch.equal(value, before[key])
     assert all(p.grad is None for p in policy.parameters())
-
-
-TRIPLE = ["perplexity_difference", "dpo_loss", "entropy"]
-HISTORY = ["margin_evolution", "margin_fluctuation", "reference_deviation"]
-
-
-@pytest.mark.parametrize(
-    ("features", "outer", "estimator", "rtol", "micro_batch_size"),
-    [
-        (TRIPLE, "clean", GhostDotProduct(clip=None), 1e-9, 2),
-        (TRIPLE, "hard", CentralDifference(1e-4, relative=True, clip=None), 1e-5, None),
-        (["u", "entropy", *HISTORY], "soft", GhostDotProduct(clip=None), 1e-9, 4),
-        (["u", "entropy", *HISTORY], "clean", CentralDifference(1e-4, relative=True, clip=None), 1e-5, None),
-    ],
-)
-def test_vnet_gradient_of_other_features(
-    features, outer, estimator, rtol, micro_batch_size, make_policy, make_batch, monkeypatch
-):
-    """Likewise; the estimators know nothing of features, and the features carry no gradient."""
-    options = {"features": features}
-    test_vnet_gradient(
-        estimator, rtol, micro_batch_size, outer, options, make_policy, make_batch, monkeypatch
-    )
 
 
 def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
@@ -378,16 +265,6 @@ def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
     pairs = list(zip(recomputed, caught, strict=True))
     difference = sum((a - b).square().sum() for a, b in pairs).sqrt()
     assert difference > 0.1 * sum(b.square().sum() for _, b in pairs).sqrt()
-
-
-def test_exact_coefficients(setting, monkeypatch):
-    monkeypatch.setattr(
-        "pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **options: f(*args)
-    )
-    policy, batch, direction = setting()
-    exact = exact_coefficients(policy, batch, direction)
-    found = ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(BETA), batch, 4), direction)
-    torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-13)
 
 
 def test_a_noisy_estimator_is_reported(make_policy, make_batch):

@@ -1,0 +1,1 @@
+"""Whole workflows on real models, each one command."""

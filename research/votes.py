@@ -1,0 +1,220 @@
+"""Audits of labels that people made, checked by the other votes on the same pairs.
+
+    python -m research.votes runs/votes.jsonl --models '[runs/smollm2-135m]' --output rows.csv
+
+The file has single votes as labels, and counts of the other votes of each pair: ``others_for``,
+``others_against``, ``others_equal``, and ``flipped``, true where most others contradict the label, null
+where they do not decide. No score sees them. A prompt is a side of a debate, so its pairs are scored by
+labels of other debates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+from scipy.stats import pearsonr
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.model_selection import KFold
+
+from pacmr_lightning.audit.agreement import agreement
+from pacmr_lightning.audit.findings import confident_learning
+from pacmr_lightning.audit.linear_probe import FOLDS, mirror_signs, probe_log_odds
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.files import replacing, write_json_lines
+from pacmr_lightning.policy import PolicyModel
+
+from . import command
+
+SIMILAR = 1.25
+"""Longer response over shorter one, in characters, below which lengths say little."""
+SHARES = (0.2, 0.3)
+"""Rates of injected flips."""
+LEAST = 30
+"""Checkable votes of an annotator."""
+
+
+def votes(
+    file: str,
+    models: tuple[str, ...] = (),
+    *,
+    rows: int | None = None,
+    scores: str | None = None,
+    output: str | None = None,
+    folder: str = "runs/votes",
+) -> None:
+    """Measure, and print tables.
+
+    Args:
+        file: pairs with votes, JSON Lines.
+        models: folders of base models for probes; their names name the rows.
+        rows: number of pairs that are drawn; all by default.
+        scores: table (Parquet) with ``id`` and scores such as ``cross_fit_u``, as an audit writes it; its
+            pairs only are measured, by the other scores too.
+        output: CSV with a row per score.
+        folder: keeps scores of models.
+    """
+    pairs = pd.read_json(file, lines=True, dtype=False)
+    if scores is not None:
+        pairs = pairs.merge(pd.read_parquet(scores), on="id")
+    elif rows is not None:
+        pairs = pairs.sample(rows, random_state=0, ignore_index=True)
+    prompts = pd.factorize(pairs["prompt"])[0]
+    found = dict(baselines(pairs, prompts))
+    for model in models:
+        found[f"probe, {Path(model).name}"] = probe_log_odds(state_differences(model, pairs, folder), prompts)
+    for name in pairs.filter(regex="_u$|^u$").columns if scores else ():
+        found[name] = pairs[name].to_numpy()
+    table = pd.DataFrame([measured(name, u, pairs, prompts) for name, u in found.items()])
+    Console(width=220).print(table.round(3).to_string(index=False), highlight=False)
+    if output is not None:
+        with replacing(output) as temporary:
+            table.to_csv(temporary, index=False)
+
+
+def state_differences(model: str, pairs: pd.DataFrame, folder: str) -> np.ndarray:
+    """Return (N, H) ``PolicyModel.response_states``, chosen minus rejected.
+
+    A response's state does not depend on the other one, so each response is computed once.
+    """
+    sides = [pairs[["prompt", side]].set_axis(["prompt", "text"], axis=1) for side in ("chosen", "rejected")]
+    texts = pd.concat(sides).drop_duplicates(ignore_index=True)
+    covering = []
+    for prompt, part in texts.groupby("prompt")["text"]:
+        ends = [*part, *([part.iloc[0]] if len(part) % 2 else [])]
+        covering += [
+            {"id": str(len(covering) + i), "prompt": prompt, "chosen": a, "rejected": b}
+            for i, (a, b) in enumerate(zip(ends[::2], ends[1::2], strict=True))
+        ]
+    path = Path(folder) / "responses.jsonl"
+    write_json_lines(path, covering)
+    tokenizer = load_tokenizer(model)
+    tokens, _ = tokenize_pairs(read_preferences(str(path)), tokenizer, 2048)
+    policy = PolicyModel(model, rank=1, dtype="float32")
+    policy.build()
+    batches = TokenizedPairs(tokens, tokenizer.pad_token_id)
+    states = {}
+    with torch.no_grad():
+        for i, row in enumerate(covering):
+            both = policy.reference_states(batches.batch([i]))[0].numpy()
+            states |= {
+                (row["prompt"], row[side]): x for side, x in zip(("chosen", "rejected"), both, strict=True)
+            }
+    first, second = (
+        np.stack([states[key] for key in zip(pairs["prompt"], pairs[side], strict=True)])
+        for side in ("chosen", "rejected")
+    )
+    return first - second
+
+
+def baselines(pairs: pd.DataFrame, prompts: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and (N,) scores without a model; all learn from labels of other prompts or pairs."""
+    lengths = pairs["chosen"].str.len().to_numpy() - pairs["rejected"].str.len().to_numpy()
+    yield "length", lengths.astype(float)
+    words = TfidfVectorizer(min_df=5, sublinear_tf=True).fit([*pairs["chosen"], *pairs["rejected"]])
+    difference = (words.transform(pairs["chosen"]) - words.transform(pairs["rejected"])).toarray()
+    both = np.column_stack([difference, lengths / lengths.std()])
+    yield "tf-idf and length", probe_log_odds(both, prompts)
+    yield "Bradley-Terry", bradley_terry(pairs)
+
+
+def bradley_terry(pairs: pd.DataFrame) -> np.ndarray:
+    """(N,) log-odds by a strength of each argument, fitted to the labels of other pairs."""
+    keys = [pairs["prompt"] + pairs[side] for side in ("chosen", "rejected")]
+    places = pd.factorize(pd.concat(keys))[0].reshape(2, -1)
+    strength = np.zeros(len(pairs))
+    for learned, judged in KFold(FOLDS, shuffle=True, random_state=0).split(strength):
+        rows = np.zeros((len(learned), places.max() + 1))
+        signs = mirror_signs(len(learned))
+        rows[np.arange(len(learned)), places[0, learned]] = signs
+        rows[np.arange(len(learned)), places[1, learned]] = -signs
+        model = LogisticRegression(fit_intercept=False, C=1.0, max_iter=1000).fit(rows, signs)
+        strength[judged] = model.coef_[0][places[0, judged]] - model.coef_[0][places[1, judged]]
+    return strength
+
+
+def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray) -> dict[str, object]:
+    """Return one row: how the other votes bear out the score u, and p by the audit."""
+    found = agreement(u, prompts, resamples=50)
+    p = found.p
+    decided = pairs["flipped"].notna().to_numpy()
+    wrong = pairs["flipped"].fillna(False).astype(bool).to_numpy()
+    others = Others(pairs)
+    suspected = found.predicts & (p < 0.5)
+    a, b = (pairs[side].str.len() for side in ("chosen", "rejected"))
+    similar = decided & (np.maximum(a, b) < SIMILAR * np.minimum(a, b)).to_numpy()
+    expected, low, high = found.contradicted(suspected) if suspected.any() else (np.nan,) * 3
+    tenths = np.array_split(np.argsort(p, kind="stable"), 10)
+    first = np.argsort(u, kind="stable")[:100]
+    row: dict[str, object] = {
+        "score": name,
+        "pairs": len(u),
+        "auroc": roc_auc_score(wrong[decided], -u[decided]),
+        "average_precision": average_precision_score(wrong[decided], -u[decided]),
+        "auroc_similar_length": roc_auc_score(wrong[similar], -u[similar]),
+        "suspected": int(suspected.sum()),
+        "expected": expected,
+        "low": low,
+        "high": high,
+        "others": others.share(suspected),
+        "majority": wrong[suspected & decided].mean(),
+        "recall": wrong[suspected].sum() / wrong.sum(),
+        "first_100_majority": wrong[first][decided[first]].mean(),
+        "first_100_others": others.share(first),
+        "all_expected": (1 - p).mean(),
+        "all_others": others.share(np.ones(len(u), bool)),
+        "largest_error_of_a_tenth": max(abs((1 - p[part]).mean() - others.share(part)) for part in tenths),
+        "rate_of_flips": found.rate,
+        "rate_identified": found.identified,
+    }
+    if learned := confident_learning("", u * found.slope, pairs["id"].tolist()):
+        row["cleanlab_suspected"] = int(learned.suspected.sum())
+        row["cleanlab_majority"] = wrong[learned.suspected & decided].mean()
+    row |= annotators(p, pairs, decided, wrong, others)
+    return row
+
+
+class Others:
+    """The other votes on each pair; a vote for neither side counts half."""
+
+    def __init__(self, pairs: pd.DataFrame):
+        self.against = (pairs["others_against"] + pairs["others_equal"] / 2).to_numpy()
+        self.number = pairs[["others_for", "others_against", "others_equal"]].sum(axis=1).to_numpy()
+
+    def share(self, which: np.ndarray) -> float:
+        """Return the share of the other votes on some pairs that contradict the label."""
+        return float(self.against[which].sum() / max(self.number[which].sum(), 1))
+
+
+def annotators(
+    p: np.ndarray, pairs: pd.DataFrame, decided: np.ndarray, wrong: np.ndarray, others: Others
+) -> dict[str, float]:
+    """Return how the mean of 1 - p of an annotator's labels agrees with what the others say of them."""
+    rows = []
+    for places in pairs.groupby("annotator").indices.values():
+        if decided[places].sum() >= LEAST:
+            checked = places[decided[places]]
+            rows.append(((1 - p[places]).mean(), wrong[checked].mean(), others.share(places)))
+    if len(rows) < 5:
+        return {}
+    expected, majority, by_others = np.array(rows).T
+    return {
+        "annotators": len(rows),
+        "annotators_correlation": float(pearsonr(expected, majority).statistic),
+        "annotators_error": float(np.abs(expected - by_others).mean()),
+    }
+
+
+main = command("votes", votes)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Which texts repeat themselves, and which repeat what their source does."""
+
+import pytest
+
+from pacmr_lightning.datamodules.augmentation.loops import loops
+
+SOURCE = "I do not know what to do."
+
+
+@pytest.mark.parametrize("phrase", ["so ", "I do ", "我不知道", "and then we go home ", "x y z 1 2 3 4 5, "])
+@pytest.mark.parametrize("end", ["", "but not now."])
+@pytest.mark.parametrize("times", [8, 50])
+def test_phrases_of_any_length_to_the_end_or_before_it(phrase, end, times):
+    assert loops(f"I know, {phrase * times}{end}", SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("hahahahahaha", SOURCE),
+        ("The ship, the ship of the king, the ship of the king, the ship of the king.", SOURCE),
+        ("no " * 40, "no no no"),
+        ("0, 0, 0, 0, 0, 0, 0", SOURCE),
+    ],
+)
+def test_loops(text, source):
+    assert loops(text, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("ha ha ha", SOURCE),  # fewer than six, and short
+        ("ha ha ha ha ha ha", "ha ha ha"),  # at most twice as many as in the source
+        ("哈哈哈哈哈哈", "ha ha ha"),
+        ("very, very, very good", SOURCE),
+        ("I like it, I like it.", SOURCE),  # twice
+        ("Wait............", SOURCE),  # signs alone
+        ("| --- | --- | --- | --- | --- | --- |", SOURCE),
+        ("1. one 2. two 3. three 4. four 5. five 6. six", SOURCE),
+        ("x = [0, 0, 0, 0, 0, 0, 0]", "x = [0, 0, 0, 0, 0, 0, 0]"),
+        ("    x += 1\n" * 5, "    x += 1\n" * 5),
+        ("10000000 people", "ten million people"),  # digits of one number
+        ("Sooooooooo good", "Soooooo good"),
+        ("", SOURCE),
+    ],
+)
+def test_honest_repetitions(text, source):
+    assert not loops(text, source)

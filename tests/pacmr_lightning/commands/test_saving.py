@@ -1,0 +1,318 @@
+"""What a run writes: nothing that libraries refuse at the end, nothing worse than what is there, and when."""
+
+import csv
+import json
+import re
+import resource
+import shutil
+
+import pytest
+import torch
+import yaml
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.embedded_world import World
+
+from ...conftest import fails, short_fit, write_lines
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tiny_llama):
+    return tiny_llama(tmp_path_factory.mktemp("base"), **SHAPE, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    sft = [{"prompt": f"Describe the sea {i}:", "completion": " calm" * (1 + i % 3)} for i in range(24)]
+    write_lines(folder / "sft.jsonl", sft)
+    for seed, name in enumerate(("train", "validation")):
+        write_lines(folder / f"{name}.jsonl", World().preference_rows(48, seed))
+    return folder
+
+
+@pytest.fixture
+def pairs(base, files, tmp_path):
+    """The words of a run of pairs, of six updates an epoch."""
+
+    def words(model=base, folder="run", more=""):
+        options = f"""--data.source Files --data.source.train {files}/train.jsonl --data.source.validation
+            {files}/validation.jsonl --data.global_batch_size 8 --trainer.default_root_dir {tmp_path / folder}
+            --trainer.log_every_n_steps 1 --model.learning_rate 0.01 --trainer.max_epochs 1 {more}"""
+        return short_fit(model, options)
+
+    return words
+
+
+@pytest.fixture
+def sft(base, files, tmp_path):
+    """The words of an SFT run of three updates an epoch."""
+
+    def words(model=base, folder="sft", more=""):
+        return f"""fit --model SFTModule --model.model {model} --data SFTDataModule --data.tokenizer {model}
+            --data.source CompletionFiles --data.source.train {files}/sft.jsonl --data.source.validation
+            {files}/sft.jsonl --data.batch_size 8 --trainer.accelerator cpu --trainer.max_epochs 1
+            --trainer.enable_progress_bar false --trainer.default_root_dir {tmp_path / folder}
+            {more}""".split()
+
+    return words
+
+
+def changed(base, folder, name, **keys):
+    """A copy of a model whose file of JSON has further keys."""
+    shutil.copytree(base, folder)
+    known = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(known | keys))
+    return folder
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"do_sample": True, "temperature": 0.9, "top_p": 0.6}),
+        ({"temperature": 0.0, "do_sample": False}, {}),
+        ({"length_penalty": 2.0, "early_stopping": True}, {}),
+    ],
+)
+def test_a_generation_config_that_transformers_does_not_save(keys, kept, base, sft, pairs, tmp_path):
+    model = changed(base, tmp_path / "model", "generation_config.json", **keys)
+    cli.main(sft(model))
+    cli.main(pairs(model, more="--trainer.max_steps 1"))
+    for name, options in (("adapter", []), ("merged", ["--merged"])):
+        cli.main(["export", str(tmp_path / "run"), str(tmp_path / name), *options])
+    for name in ("sft/model", "adapter", "merged"):
+        found = GenerationConfig.from_pretrained(tmp_path / name)
+        found.validate(strict=True)
+        assert {key: getattr(found, key) for key in kept} == kept
+        assert found.eos_token_id == AutoTokenizer.from_pretrained(base).eos_token_id
+        if not kept:
+            assert not keys.keys() & found.to_diff_dict().keys()
+
+
+@pytest.mark.parametrize("kind", ["sft", "pairs"])
+def test_what_a_library_refuses_is_said_before_the_training(kind, request, tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise ValueError("no such option\nand more")
+
+    words = request.getfixturevalue(kind)()
+    monkeypatch.setattr(GenerationConfig, "save_pretrained", refuse)
+    said = fails(capsys, words)
+    assert "could not be saved after the training (no such option); mend its config.json" in said
+    assert not (tmp_path / "run").exists() and not (tmp_path / "sft").exists()
+
+
+@pytest.mark.parametrize("lora", ["null", "{r: 4}"])
+def test_sft_stops_where_it_diverges(lora, sft, tmp_path, capsys):
+    """A saved model stays, also if the last update of all ruins the weights, which no loss has seen."""
+    cli.main([*sft(), "--model.lora", lora, "--model.learning_rate", "1e-3"])
+    model = tmp_path / "sft" / "model"
+    before = weights(model)
+    more = ["--model.lora", lora, "--model.warmup_ratio", "0", "--model.save_to", str(model)]
+    said = fails(capsys, [*sft(folder="one"), *more, "--model.learning_rate", "1e25"])
+    assert "The loss is not a finite number; lower the learning rate" in said
+    last = [*sft(folder="two"), *more, "--model.learning_rate", "1e30", "--trainer.max_steps", "1"]
+    said = fails(capsys, last)
+    assert f"The loss of the trained model is not finite, so {model} is not written" in said
+    assert same(before, weights(model)) and not list(model.parent.glob(".model*"))
+
+
+@pytest.mark.parametrize("kind", ["sft", "pairs"])
+def test_a_base_with_nan(kind, base, request, tmp_path, capsys):
+    model = shutil.copytree(base, tmp_path / "model")
+    found = weights(model)
+    name = next(name for name in found if "mlp" in name)
+    found[name][0, 0] = torch.nan
+    save_file(found, model / "model.safetensors", metadata={"format": "pt"})
+    said = fails(capsys, request.getfixturevalue(kind)(model))
+    assert f"The model {model} has weights that are not finite in torch.float32, such as {name}" in said
+
+
+def test_a_full_disk_costs_no_model(sft, tmp_path, capsys):
+    """A limit on the size of files stands for the disk: checkpoints fit, the model does not."""
+    more = ["--model.lora", "{r: 1, target_modules: [q_proj]}", "--model.learning_rate", "1e-3"]
+    cli.main([*sft(), *more])
+    model = tmp_path / "sft" / "model"
+    before = weights(model)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = [*sft(folder="again"), *more, "--model.save_to", str(model), "--trainer.max_epochs", "2"]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, limits[1]))
+    try:
+        assert "The disk is full" in fails(capsys, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert same(before, weights(model)) and not list(model.parent.glob(".model*"))
+    cli.main([*words, "--ckpt_path", "last"])
+    assert not same(before, weights(model))
+
+
+def steps(run):
+    return sorted(int(path.stem.split("-")[1]) for path in (run / "checkpoints").glob("step-*.ckpt"))
+
+
+def test_checkpoints_by_time(pairs, tmp_path):
+    interval = "--checkpoint.train_time_interval 0:00:00.001 --checkpoint.save_top_k -1"
+    cli.main(pairs(more=interval))
+    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+
+
+def test_checkpoints_by_epoch(pairs, tmp_path):
+    cli.main(pairs(more="--checkpoint.every_n_epochs 2 --checkpoint.save_top_k -1 --trainer.max_epochs 4"))
+    assert steps(tmp_path / "run") == [12, 24]
+    content = torch.load(tmp_path / "run/checkpoints/step-12.ckpt", weights_only=True)
+    assert content["global_step"] == 12
+
+
+@pytest.mark.parametrize("interval", ["every_n_train_steps 100", "every_n_train_steps 4", "every_n_epochs 1"])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pairs, tmp_path):
+    more = "--trainer.val_check_interval 2 --trainer.max_epochs 2 --checkpoint.save_on_train_epoch_end false"
+    monitor = f"--checkpoint.monitor val/loss --checkpoint.mode {mode} --checkpoint.{interval}"
+    cli.main(pairs(more=f"{more} {monitor}"))
+    run = tmp_path / "run"
+    with (run / "metrics.csv").open(newline="") as file:
+        found = {
+            int(row["step"]) + 1: float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]
+        }
+    assert len(found) == 6
+    best = (min if mode == "min" else max)(found, key=found.get)
+    assert steps(run) == [best]
+    content = torch.load(run / f"checkpoints/step-{best}.ckpt", weights_only=True)
+    state = next(value for name, value in content["callbacks"].items() if "RunCheckpoint" in name)
+    assert float(state["best_model_score"]) == pytest.approx(found[best], rel=1e-5)
+    capture = ["validate", "--config", str(run / "config.yaml"), "--ckpt_path"]
+    cli.main([*capture, str(run / f"checkpoints/step-{best}.ckpt")])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "--checkpoint.monitor val/accuracy",
+            "val/accuracy, which this run does not log; choose one of val/",
+        ),
+        ("--checkpoint.save_on_exception true", "a failure leaves half an update; lower every_n_train_steps"),
+        ("--checkpoint.save_weights_only true", "no run goes on from weights alone"),
+        ("--checkpoint.save_last link", "save_last is link, but last.ckpt is the last state"),
+    ],
+)
+def test_checkpoint_options_that_are_refused(options, said, pairs, tmp_path, capsys):
+    assert said in fails(capsys, pairs(more=options))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("EMAWeightAveraging", {}, "stores all weights in checkpoints, which hold the adapter alone here"),
+        ("StochasticWeightAveraging", {"swa_lrs": 0.1}, "so it would average nothing"),
+        ("ModelCheckpoint", {"train_time_interval": "0:00:01"}, "set checkpoint.train_time_interval instead"),
+    ],
+)
+def test_callbacks_that_are_refused(name, options, said, pairs, tmp_path, capsys):
+    callback = {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": options}
+    found = fails(capsys, [*pairs(), "--trainer.callbacks", json.dumps([callback])])
+    assert said in found and "take it out of trainer.callbacks" in found
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:last.ckpt, step-2.ckpt")
+def test_averages_of_weights_in_sft(sft, tmp_path):
+    """The saved model is the mean of the states after the updates, as when resumed in the middle."""
+    callback = {"class_path": "lightning.pytorch.callbacks.WeightAveraging"}
+    more = [
+        "--model.lora",
+        "null",
+        "--model.learning_rate",
+        "1e-2",
+        "--trainer.callbacks",
+        json.dumps([callback]),
+    ]
+    more += ["--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"]
+    cli.main([*sft(), *more])
+    places = [tmp_path / f"sft/checkpoints/step-{step}.ckpt" for step in (1, 2)]
+    first, second = (torch.load(path, weights_only=True) for path in places)
+    name = "network.model.layers.0.mlp.up_proj.weight"
+    found = weights(tmp_path / "sft" / "model")
+    states = [content["current_model_state"][name] for content in (first, second)]
+    torch.testing.assert_close(second["state_dict"][name], torch.stack(states).mean(0))
+    cli.main([*sft(), *more, "--ckpt_path", str(places[0])])
+    assert same(found, weights(tmp_path / "sft" / "model"))
+
+
+@torch.no_grad()
+def margin(model, tokenizer, row):
+    """Log-probability of the chosen minus the rejected response, by the whole model's own forward."""
+    found = []
+    for side in ("chosen", "rejected"):
+        start = tokenizer(row["prompt"])["input_ids"]
+        end = [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        log_p = model(torch.tensor([start + end])).logits[0].log_softmax(-1)
+        found.append(sum(log_p[len(start) + i - 1, token] for i, token in enumerate(end)))
+    return float(found[0] - found[1])
+
+
+def test_what_rounding_takes_of_a_merged_model(base, files, pairs, tmp_path, capsys):
+    """The share in the line is that of an independent calculation, to what a few pairs say of all."""
+    more = "--model.policy.dtype bfloat16 --trainer.max_epochs 2 --model.learning_rate 2e-5"
+    cli.main(pairs(more=more))
+    said = {}
+    for name, options in (
+        ("adapter", []),
+        ("merged", ["--merged"]),
+        ("exact", ["--merged", "--dtype", "float32"]),
+    ):
+        capsys.readouterr()
+        cli.main(["export", str(tmp_path / "run"), str(tmp_path / name), *options])
+        said[name] = capsys.readouterr().err
+    line = r"The merged weights are (\w+): (-?\d+\.\d)% of the policy's implicit margins are left"
+    kind, share = re.search(line, said["merged"]).groups()
+    assert kind == "bfloat16" and float(share) < 95 and "--dtype float32 rounds nothing" in said["merged"]
+    assert re.search(line, said["exact"]).groups() == ("float32", "100.0")
+    assert "rounds nothing" not in said["exact"] and "margins" not in said["adapter"]
+
+    def load(kind, name):
+        return kind.from_pretrained(name, dtype=torch.bfloat16).float().eval()
+
+    models = [load(AutoModelForCausalLM, base), load(AutoPeftModelForCausalLM, tmp_path / "adapter")]
+    models.append(load(AutoModelForCausalLM, tmp_path / "merged"))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = [json.loads(line) for line in (files / "validation.jsonl").read_text().splitlines()]
+    values = torch.tensor([[margin(model, tokenizer, row) for row in rows] for model in models]).double()
+    before, after = values[1] - values[0], values[2] - values[0]
+    assert float(after @ before / (before @ before)) == pytest.approx(float(share) / 100, abs=0.25)
+
+
+def test_a_merge_without_data(pairs, files, tmp_path, capsys):
+    cli.main(pairs(more="--model.policy.dtype bfloat16"))
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    config["data"]["init_args"]["source"]["init_args"]["validation"] = str(files / "gone.jsonl")
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    capsys.readouterr()
+    cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merged"])
+    said = capsys.readouterr().err
+    assert (
+        "was not measured (" in said and "gone.jsonl" in said and "; --dtype float32 rounds nothing." in said
+    )
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_what_rounding_takes_of_an_sft_model(sft, caplog):
+    more = ["--model.lora", "{r: 4}", "--model.dtype", "bfloat16", "--model.learning_rate"]
+    line = "of what the adapter changes are left after merging: bfloat16 weights round the rest away"
+    for name, rate in (("large", "0.05"), ("small", "1e-6")):
+        caplog.clear()
+        cli.main([*sft(folder=name), *more, rate])
+        assert (line in caplog.text) == (name == "small")

@@ -1,0 +1,309 @@
+"""micro_batch_size and gradient_checkpointing auto: tried on a GPU; its allocator alone is simulated."""
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from pacmr_lightning import cli
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import micro_batch_finder as finder
+from pacmr_lightning.modules import preference, sft
+from pacmr_lightning.modules.micro_batch_finder import RAN_OUT, Way, first_that_fits, peak_bytes
+from pacmr_lightning.policy import PolicyModel, model
+
+from ...conftest import fails, short_fit, write_lines
+
+CPU = torch.device("cpu")
+GIB = 2**30
+TOTAL = 100 * GIB
+
+
+class Gpu:
+    """A GPU's memory: a layer with gradient takes ``GiB`` per row, and a tenth of it if it is recomputed."""
+
+    def __init__(self, patch):
+        self.per_row = 0.0
+        self.peak = 0
+        self.tried: list[tuple[int, bool]] = []
+        numbers = {"mem_get_info": lambda device: (TOTAL, TOTAL), "memory_reserved": lambda device: 0}
+        numbers |= {"memory_allocated": lambda device: 0, "max_memory_allocated": lambda device: self.peak}
+        numbers |= {"reset_peak_memory_stats": self.reset, "empty_cache": lambda: None}
+        for name, value in numbers.items():
+            patch.setattr(torch.cuda, name, value)
+        for module in (preference, sft):
+            patch.setattr(module, "can_be_tried", lambda device: True)
+        for module in (model, sft):
+            patch.setattr(module, "recomputes", bool)  # "auto" starts recomputed
+        choose = model.choose_plan
+        patch.setattr(model, "choose_plan", lambda *of: self.unwatched(choose, *of))
+        self.watches = True
+
+    def unwatched(self, check, *of):
+        """The self-check of a layout, whose passes are not of a step."""
+        self.watches = False
+        try:
+            return check(*of)
+        finally:
+            self.watches = True
+
+    def reset(self, device) -> None:
+        self.peak = 0
+
+    def hook(self, module, inputs) -> None:
+        of_step = self.watches and torch.is_grad_enabled()
+        if not of_step or not isinstance(module, GradientCheckpointingLayer):
+            return
+        recomputed = module.gradient_checkpointing
+        self.tried.append((inputs[0].shape[0], recomputed))
+        needed = int(inputs[0].shape[0] * self.per_row * (0.1 if recomputed else 1) * GIB)
+        if needed > TOTAL:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+        self.peak = max(self.peak, needed)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    made = Gpu(monkeypatch)
+    handle = register_module_forward_pre_hook(made.hook)
+    yield made
+    handle.remove()
+
+
+@pytest.fixture
+def fit(tiny_llama, tmp_path, monkeypatch, pair_rows, caplog):
+    """Runs a fit of 8 pairs per update with both options auto; returns its config, adapter and words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finder, "BUSY", 1)
+    tiny_llama("model", num_hidden_layers=2)
+    write_lines(tmp_path / "pairs.jsonl", pair_rows(40, augmented_prompt="Again: what is the best of books?"))
+
+    def run(folder, *more, method="dpo"):
+        files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
+        words = f"""{files} --config methods/{method} --data.global_batch_size 8 --data.meta_batch_size 8
+            --model.micro_batch_size auto --model.policy.gradient_checkpointing auto --trainer.max_steps 2
+            --model.learning_rate 1e-3 --trainer.callbacks RunSummary --trainer.default_root_dir {folder}"""
+        caplog.clear()
+        cli.main([*short_fit("model", words), *more])
+        options = yaml.safe_load(Path(folder, "config.yaml").read_text())["model"]["init_args"]
+        state = torch.load(Path(folder, "checkpoints", "last.ckpt"), weights_only=True)["state_dict"]
+        said = [line for line in caplog.text.splitlines() if "auto is" in line and "dtype" not in line]
+        return options, state, said
+
+    return run
+
+
+def choice(options) -> tuple[int, bool]:
+    return options["micro_batch_size"], options["policy"]["init_args"]["gradient_checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("method", "per_row", "expected", "peak"),
+    [
+        ("dpo", 12, (4, False), 48),  # 8 take 96 of 100 GiB, which leaves too little
+        ("dpo", 99, (8, True), 79.2),  # even one is too large with kept activations
+        ("dpo", 950, (1, True), 95),  # the last way may fill the GPU
+        ("pacmr", 30, (2, False), 60),
+    ],
+)
+def test_a_fit_takes_what_fits(method, per_row, expected, peak, gpu, fit):
+    """The command trains with what it chose, on the same GPU; the adapter is that of a fit told so."""
+    gpu.per_row = per_row
+    more = ["--model.weighting.every", "1"] if method == "pacmr" else []
+    options, found, said = fit("tried", *more, method=method)
+    assert choice(options) == expected
+    (line,) = said
+    size, recomputed = expected
+    assert line.endswith(
+        f"micro_batch_size auto is {size} and gradient_checkpointing auto is {str(recomputed).lower()}: a "
+        f"step with the longest rows took {peak:.3g} of the GPU's 100 GiB (measured); overrule by "
+        "--model.micro_batch_size and --model.policy.gradient_checkpointing."
+    )
+    sizes = [8, 4, 2, 1]
+    ways = [*((n, False) for n in sizes), *((n, True) for n in sizes)]
+    assert list(dict.fromkeys(gpu.tried)) == ways[: ways.index(expected) + 1]
+    if per_row == 950:
+        return
+    given = ["--model.micro_batch_size", str(size), "--model.policy.gradient_checkpointing", str(recomputed)]
+    _, same, silent = fit("given", *more, *given, method=method)
+    assert not silent and found.keys() == same.keys()
+    assert all(torch.equal(value, same[name]) for name, value in found.items())
+
+
+def test_only_what_was_asked_for_is_tried(gpu, fit):
+    gpu.per_row = 40
+    options, _, (said,) = fit("size", "--model.policy.gradient_checkpointing", "true")
+    assert choice(options) == (8, True) and "gradient_checkpointing" not in said
+    options, _, (said,) = fit("way", "--model.micro_batch_size", "4")
+    assert choice(options) == (4, True) and "micro_batch_size" not in said
+    assert choice(fit("odd", "--data.global_batch_size", "9")[0]) == (1, False)  # 3 take 120 GiB
+    tokens = ["--model.micro_batch_size", "null", "--model.micro_batch_tokens", "90"]
+    assert choice(fit("tokens", *tokens)[0]) == (None, False)
+    assert max(size for size, _ in gpu.tried) == 9
+
+
+def test_a_small_pass_recomputes(gpu, fit, monkeypatch):
+    """A GPU that waits for Python gains nothing by kept activations."""
+    monkeypatch.setattr(finder, "BUSY", 4096)
+    gpu.per_row = 40
+    assert choice(fit("run")[0]) == (8, True)
+
+
+def test_nothing_fits(gpu, fit, capsys, tmp_path):
+    gpu.per_row = 2000
+    files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
+    words = f"{files} --model.micro_batch_size auto --trainer.default_root_dir run --data.global_batch_size 8"
+    said = fails(capsys, [*short_fit("model", words), "--model.policy.gradient_checkpointing", "auto"])
+    assert "Out of memory: 1 of the longest rows in one forward pass do not fit into the GPU's 100" in said
+    assert not Path("run").exists()
+    assert "set gradient_checkpointing to true" in fails(capsys, short_fit("model", words))
+
+
+def test_a_resumed_fit_keeps_the_choice(gpu, fit):
+    """Also where a GPU has more room."""
+    gpu.per_row = 40
+    fit("run")
+    gpu.per_row, gpu.tried = 1, []
+    options, _, (said,) = fit("run", "--trainer.max_steps", "4", "--ckpt_path", "last")
+    assert choice(options) == (2, False) and set(gpu.tried) == {(2, False)}
+    assert "micro_batch_size auto is 2 and gradient_checkpointing auto is false: the checkpoint's" in said
+
+
+def test_the_default_without_a_gpu(fit):
+    options, _, (said,) = fit("run")
+    assert choice(options) == (4, False)
+    assert "micro_batch_size auto is 4" in said and "the default without a GPU" in said
+    assert choice(fit("six", "--data.global_batch_size", "6")[0]) == (2, False)
+
+
+@pytest.mark.parametrize(("per_row", "recomputed"), [(5, False), (20, True)])
+@pytest.mark.parametrize("lora", [[], ["--model.lora", '{"r": 4, "lora_dropout": 0.5}']])
+def test_supervised_fine_tuning(per_row, recomputed, lora, gpu, tiny_llama, tmp_path, monkeypatch, caplog):
+    """Only recomputation is tried; dropout draws what it would have drawn."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("model", num_hidden_layers=2)
+    write_lines("rows.jsonl", [{"prompt": f"Name {i}.", "completion": " It is blue."} for i in range(24)])
+    gpu.per_row = per_row
+    words = """fit --model SFTModule --model.model model --data SFTDataModule --data.tokenizer model
+        --data.source CompletionFiles --data.source.train rows.jsonl --data.source.validation rows.jsonl
+        --data.batch_size 8 --trainer.accelerator cpu --trainer.max_steps 2 --model.learning_rate 1e-3
+        --trainer.enable_progress_bar false"""
+    found = {}
+    for asked in ("auto", str(recomputed)):
+        options = ["--model.gradient_checkpointing", asked, "--trainer.default_root_dir", asked]
+        cli.main([*words.split(), *lora, *options])
+        written = yaml.safe_load(Path(asked, "config.yaml").read_text())["model"]["init_args"]
+        assert written["gradient_checkpointing"] is recomputed
+        found[asked] = torch.load(Path(asked, "checkpoints", "last.ckpt"), weights_only=True)["state_dict"]
+    (said,) = [line for line in caplog.text.splitlines() if "gradient_checkpointing auto is" in line]
+    assert f"auto is {str(recomputed).lower()}: a step with the longest rows took" in said
+    assert "overrule by --model.gradient_checkpointing." in said
+    assert all(torch.equal(value, found[str(recomputed)][name]) for name, value in found["auto"].items())
+
+
+def test_memory_is_free_again_after_it_ran_out(gpu):
+    """The error's traceback holds the frames of the step, and these its tensors."""
+    left = []
+
+    def step():
+        tensor = torch.zeros(3)
+        left.append(weakref.ref(tensor))
+        cycle = [tensor]
+        cycle.append(cycle)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    assert peak_bytes(step, CPU) == RAN_OUT
+    assert left[0]() is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: out of memory",
+    ],
+)
+def test_libraries_have_other_words_for_it(said, gpu):
+    def step():
+        raise RuntimeError(said)
+
+    assert peak_bytes(step, CPU) == RAN_OUT
+
+
+def test_other_errors_are_no_lack_of_memory(gpu):
+    def step():
+        raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+
+    with pytest.raises(RuntimeError, match="must match"):
+        peak_bytes(step, CPU)
+
+
+def test_parts_of_a_model_are_tried_up_to_what_one_pair_shows(gpu):
+    """Under ZeRO-3 a rank without memory would leave the others waiting in the middle of a pass."""
+    ways = [Way(n, True) for n in (8, 4, 2, 1)]
+    tried = []
+
+    def step(way, per_pair):
+        tried.append(way.size)
+        gpu.peak = way.size * per_pair * GIB
+
+    for per_pair, sizes in ((10, [1, 8]), (20, [1, 4]), (60, [1, 1]), (95, [1, 1])):
+        tried.clear()
+        found = first_that_fits(ways, lambda way, p=per_pair: step(way, p), CPU, sharded=True)
+        assert tried == sizes and found.way.size == sizes[-1]
+
+
+def dynamic(folder, tiny_llama):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    tiny_llama(folder, rope_parameters=rope, max_position_embeddings=512)
+
+
+def experts(folder, tiny_llama):
+    tiny_llama(folder)
+    shape = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = MixtralConfig(**shape, num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)
+    MixtralForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("tried", [True, False])
+@pytest.mark.parametrize("make", [dynamic, experts])
+def test_models_whose_memory_is_hard_to_calculate(make, tried, request, fit, tiny_llama):
+    """Rotary frequencies that depend on the length, and LoRA on a mixture of experts; on a CPU, too."""
+    if tried:
+        request.getfixturevalue("gpu").per_row = 30
+    make("model", tiny_llama)
+    options, state, _ = fit("run")
+    assert choice(options) == ((2, False) if tried else (4, False))
+    assert max(float(v.abs().max()) for name, v in state.items() if "lora_B" in name) > 0
+
+
+def test_a_wrong_target_is_one_sentence(fit, capsys):
+    files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
+    words = f"{files} --model.micro_batch_size auto --trainer.default_root_dir run"
+    words += " --model.policy.gradient_checkpointing auto --model.policy.target_modules [query_key_value]"
+    assert "query_key_value" in fails(capsys, short_fit("model", words))
+    assert not Path("run").exists()
+    words = """fit --config sft --model.model model --data.tokenizer model --data.source.train rows.jsonl
+        --model.lora.target_modules [query_key_value] --trainer.default_root_dir run
+        --trainer.accelerator cpu"""
+    write_lines("rows.jsonl", [{"prompt": f"Name {i}.", "completion": " It is blue."} for i in range(24)])
+    assert "query_key_value" in fails(capsys, words.split())
+
+
+def test_a_model_that_cannot_recompute(tiny_llama, tmp_path, monkeypatch):
+    """auto keeps activations then; true is refused."""
+    tiny_llama(tmp_path)
+    monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    policy = PolicyModel(str(tmp_path), gradient_checkpointing="auto", dtype="float32")
+    policy.build()
+    assert not policy.gradient_checkpointing and not policy.asks_gradient_checkpointing
+    with pytest.raises(UserError, match="LlamaForCausalLM cannot recompute activations"):
+        PolicyModel(str(tmp_path), gradient_checkpointing=True).build()

@@ -1,0 +1,221 @@
+"""A pair's value is that of its sequences alone, whatever its neighbours: by the command and from Python."""
+
+import csv
+import math
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.evaluation.generation import Decoding, generated
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+
+from ...conftest import quiet_trainer, short_fit, write_lines
+
+SIZE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZE |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 16}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 96}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [1.0 + 3 * i for i in range(8)]}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 512, "window_size": 32}
+FAMILIES = {
+    "phi3": SIZE | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 96},
+    "llama": SIZE | {"max_position_embeddings": 96, "rope_parameters": DYNAMIC},
+    "granite": SIZE | {"max_position_embeddings": 96, "rope_parameters": DYNAMIC, "logits_scaling": 2.0},
+    "gpt_neo": NEO | {"attention_types": [[["global", "local"], 1]]},
+    "llama4_text": SIZE | EXPERTS | {"attention_chunk_size": 32, "num_hidden_layers": 4},
+    "rwkv": {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2},
+}
+LENGTHS = (3, 40, 4, 50, 3, 45, 4, 41)
+"""Words of the prompts; each has about two tokens."""
+
+
+@pytest.fixture
+def save(tiny_tokenizer_folder, tmp_path):
+    """Saves a tiny model with lively weights, so that mistakes show, and its tokenizer."""
+
+    def save(config):
+        tokenizer = load_tokenizer(tiny_tokenizer_folder)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 2:
+                    weight.mul_(3.0)
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return str(tmp_path / "model")
+
+    return save
+
+
+def family(name, **more):
+    special = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    return AutoConfig.for_model(name, **special | FAMILIES[name] | more)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    def write(name, lengths):
+        long = {3: "The rain."}
+        rows = [
+            {
+                "prompt": f"What {'the sea is in a book ' * (words // 6)} {'is it ' * (words % 6)}{i}?",
+                "chosen": f" I do not know it {'of all books ' * (words // 12)}.",
+                "rejected": long.get(words, " The sea, because."),
+            }
+            for i, words in enumerate(lengths)
+        ]
+        return write_lines(tmp_path / f"{name}.jsonl", rows)
+
+    return write("train", LENGTHS), write("short", (3, 4, 3, 4))
+
+
+@torch.no_grad()
+def alone(model, prompt, response):
+    """A response's log-probability by one plain forward pass."""
+    model(torch.tensor([prompt[:1]]), use_cache=False)  # dynamic NTK keeps the frequencies of a longer one
+    logits = model(torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(response)), torch.tensor(response)].sum()
+
+
+def all_alone(folder, rows):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return torch.tensor(
+        [
+            [alone(model, row["prompt_ids"], row[f"{side}_ids"]) for side in ("chosen", "rejected")]
+            for row in rows
+        ]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_python_program(name, save, pairs, tmp_path):
+    """As in the README, where validation pairs are short, come first, and the reference is computed live."""
+    folder, (train, short) = save(family(name)), pairs
+    seed_everything(1)
+    module = PreferenceModule(PolicyModel(folder, rank=2), DPO(beta=0.1), learning_rate=1e-4)
+    data = PreferenceDataModule(Files(train, short), tokenizer=folder, global_batch_size=8)
+    quiet_trainer(tmp_path / "run", max_steps=1).fit(module, data)
+    found = module.policy.reference_log_probs(data.train_pairs.batch(list(range(8))))
+    expected = all_alone(folder, data.train_pairs.rows)
+    torch.testing.assert_close(torch.stack([found.chosen, found.rejected], 1), expected, atol=1e-4, rtol=0)
+
+
+def values(run):
+    with open(run / "metrics.csv", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reference", ["cached", "live"])
+def test_the_command(reference, save, pairs, tmp_path):
+    """A fresh policy equals its reference, however the batch was cut, and so do later values."""
+    folder, (train, short) = save(family("phi3")), pairs
+    seen = []
+    for size in (1, 8):
+        words = f"--data.source Files --data.source.train {train} --data.source.validation {short}"
+        words += f" --data.reference {reference} --data.global_batch_size 8 --trainer.max_steps 2"
+        words += f" --trainer.log_every_n_steps 1 --model.micro_batch_size {size} --model.learning_rate 1e-3"
+        words += f" --trainer.default_root_dir {tmp_path / str(size)} --model.policy.layout shared"
+        cli.main(short_fit(folder, words))
+        seen.append([float(row["train/loss"]) for row in values(tmp_path / str(size))])
+    assert seen[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    assert seen[0] == pytest.approx(seen[1], abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_audit_of_a_model(save, pairs, tmp_path):
+    """u of a model against itself with other weights of longrope, pair by pair."""
+    folder, (train, _) = save(family("phi3")), pairs
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        other.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    other.save_pretrained(tmp_path / "other")
+    load_tokenizer(folder).save_pretrained(tmp_path / "other")
+    words = f"audit {tmp_path / 'other'} --source Files --source.train {train} --reference {folder} --beta 1"
+    cli.main([*words.split(), "--output", str(tmp_path / "audit")])
+    data = PreferenceDataModule(Files(train, train), tokenizer=folder)
+    data.setup("validate")
+    rows = data.validation_pairs.rows
+    ours, base = all_alone(tmp_path / "other", rows), all_alone(folder, rows)
+    chosen, rejected = (ours - base).T
+    found = pd.read_parquet(tmp_path / "audit" / "pairs.parquet").set_index("id")["u"].to_dict()
+    expected = dict(zip(rows["id"][:], (chosen - rejected).tolist(), strict=True))
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["rwkv", "phi3", "llama"])
+def test_responses_to_prompts_of_any_length(name, save):
+    """Greedy responses are those of plain forward passes over one sequence; some pass the rotary limit."""
+    folder = save(family(name))
+    tokenizer, policy = load_tokenizer(folder), PolicyModel(folder, rank=2)
+    policy.build(announce=False)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(4, 300, (n,), generator=generator).tolist() for n in (5, 5, 93, 30, 120)]
+    for some in (prompts[:2], prompts):
+        names = [str(i) for i in range(len(some))]
+        batch = PromptBatch.collate(names, names, some, pad_id=tokenizer.pad_token_id)
+        for prompt, found in zip(some, generated(policy, tokenizer, batch, 6, Decoding()), strict=True):
+            tokens = list(prompt)
+            while len(tokens) < len(prompt) + len(found):
+                model(torch.tensor([prompt[:1]]), use_cache=False)
+                tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            assert found == tokens[len(prompt) :]
+    assert policy.generates_alone is (name == "rwkv")
+
+
+@pytest.fixture
+def gemma(save):
+    """A tiny Gemma 3 with a vision tower, as those of 4B and more parameters are loaded."""
+    text = SIZE | {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    images = {"mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
+    return save(
+        Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14}, **images)
+    )
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "[q_proj,v_proj]"])
+def test_pairs_on_a_model_with_a_vision_tower(targets, gemma, pairs, tmp_path, caplog):
+    words = f"--data.source Files --data.source.train {pairs[0]} --data.source.validation {pairs[1]}"
+    words += (
+        f" --data.global_batch_size 8 --trainer.max_steps 1 --trainer.default_root_dir {tmp_path / 'run'}"
+    )
+    with caplog.at_level("INFO"):
+        cli.main(short_fit(gemma, f"{words} --model.policy.target_modules {targets}"))
+    assert "gets no adapter in model.vision_tower, model.multi_modal_projector" in caplog.text
+    checkpoint = next((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    trained = torch.load(checkpoint, weights_only=False)["state_dict"]
+    assert trained and all(".language_model." in key for key in trained)
+
+
+@pytest.mark.parametrize("lora", ["null", '{"r":2}'])
+def test_sft_of_a_model_with_a_vision_tower(lora, gemma, tmp_path):
+    """The tower is saved as it was."""
+    rows = [{"prompt": f"What is {i}?", "completion": f" A book of {i}."} for i in range(8)]
+    train = write_lines(tmp_path / "sft.jsonl", rows)
+    words = f"fit --model SFTModule --model.model {gemma} --model.lora {lora} --data SFTDataModule"
+    words += f" --data.tokenizer {gemma} --data.source CompletionFiles --data.source.train {train}"
+    words += f" --data.source.validation {train} --trainer.accelerator cpu --trainer.max_steps 1"
+    words += " --trainer.enable_progress_bar false"
+    arguments = ["--trainer.default_root_dir", str(tmp_path / "sft"), "--model.learning_rate", "1e-2"]
+    cli.main([*words.split(), *arguments])
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for folder in (gemma, tmp_path / "sft" / "model")
+    )
+    moved = [key for key, weight in before.items() if not torch.equal(weight, after[key])]
+    assert moved and not any("vision" in key or "projector" in key for key in moved)

@@ -1,0 +1,146 @@
+"""Paths that begin with ~, where no shell expands them: each is in the home folder, and none makes a ~."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch.loggers import CSVLogger
+
+from pacmr_lightning import cli
+from pacmr_lightning.audit import AuditOptions, audit
+from pacmr_lightning.callbacks import RunCheckpoint, RunSummary
+from pacmr_lightning.datamodules import Files, HubPreferences, PreferenceDataModule
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+
+from .conftest import fails, quiet_trainer, write_lines
+
+BASE = """
+model:
+  class_path: PreferenceModule
+  init_args: {policy: {class_path: PolicyModel, init_args: {model: ~/model}}, learning_rate: 1.0e-3}
+data:
+  class_path: PreferenceDataModule
+  init_args:
+    source: {class_path: Files, init_args: {train: ~/pairs.jsonl, validation: ~/pairs.jsonl}}
+    global_batch_size: 8
+trainer:
+  accelerator: cpu
+  max_steps: 2
+  log_every_n_steps: 1
+  enable_progress_bar: false
+  default_root_dir: ~/runs/x
+  callbacks: [{class_path: RunSummary}]
+  logger: [{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ~/boards}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tiny_llama, tmp_path_factory):
+    """A home folder with a model, pairs, a config, and another folder that is worked in."""
+    folder = tmp_path_factory.mktemp("user")
+    home, work = folder / "home", folder / "work"
+    for each in (home, work, home / "data"):
+        each.mkdir()
+    tiny_llama(home / "model")
+    rows = [
+        {"prompt": f"What is the best of {i} books?", "chosen": f" A {i}.", "rejected": f" The {i} of rain."}
+        for i in range(24)
+    ]
+    for name in ("pairs.jsonl", "data/train.jsonl"):
+        write_lines(home / name, rows)
+    (home / "base.yaml").write_text(BASE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setenv("HOME", str(home))
+        cli.main(["fit", "--config=~/base.yaml"])
+        yield home
+    assert not list(work.iterdir())
+
+
+def test_the_run_is_in_one_folder(home):
+    run = home / "runs/x"
+    assert {"config.yaml", "summary.json", "checkpoints"} <= set(os.listdir(run))
+    assert list((home / "boards").rglob("metrics.csv"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["trainer"]["default_root_dir"] == str(run)
+    assert config["model"]["init_args"]["policy"]["init_args"]["model"] == str(home / "model")
+    assert config["data"]["init_args"]["source"]["init_args"]["train"] == str(home / "pairs.jsonl")
+
+
+def test_a_run_is_found_again(home, capsys):
+    assert "it must be a local folder" in fails(capsys, ["fit", "--config=~/base.yaml", "--output=s3://a/b"])
+    last = "--ckpt_path=~/runs/x/checkpoints/last.ckpt"
+    cli.main(["fit", "--config", "~/base.yaml", "--trainer.max_steps", "3", "--ckpt_path", "last"])
+    cli.main(["validate", "--config", "~/runs/x/config.yaml", last])
+    cli.main(["export", "~/runs/x", "~/exported"])
+    assert "training starts from the beginning" not in capsys.readouterr().err
+    assert (home / "exported/adapter_config.json").is_file()
+    text = (home / "exported/adapter_config.json").read_text()
+    assert str(home / "model") in text and "~" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (
+            "audit ~/model --data=~/pairs.jsonl --output=~/audit --noise_rate=0.2 "
+            "--cleaned=~/new/cleaned.jsonl --label_studio=~/tasks.json",
+            ["audit/report.html", "new/cleaned.jsonl", "tasks.json"],
+        ),
+        ("audit ~/runs/x --noise_rate=0.2 --output=~/second", ["second/report.html"]),
+        ("inspect --data=~/pairs.jsonl --tokenizer=~/model --output=~/i.json", ["i.json"]),
+        ("compare ~/runs/x --figure=~/c.png", ["c.png"]),
+        ("analyze ~/runs/x --output=~/agree", ["agree/consistency-train.md"]),
+        ("configs copy preference ~/copied.yaml", ["copied.yaml"]),
+        (
+            "augment --data=~/pairs.jsonl --rewriter Rules --output=~/augmented.parquet",
+            ["augmented.parquet"],
+        ),
+    ],
+)
+def test_options_of_tools(home, words, made):
+    cli.main(words.split())
+    assert all((home / name).is_file() for name in made)
+
+
+def test_sweep_files(home, capsys):
+    sweep = {"base": ["~/base.yaml"], "output": "~/sweep", "report": "~/report", "noise_rates": [0.2]}
+    sweep |= {"seeds": [0], "methods": {"dpo": None}, "anchor": None}
+    sweep |= {"options": {"data.source": {"class_path": "HubPreferences", "init_args": {"path": "~/data"}}}}
+    sweep |= {"prepare": [{"output": "~/augmented.parquet", "command": "augment --output=~/a.parquet"}]}
+    (home / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    (home / "augmented.parquet").touch()
+    (home / "like.yaml").write_text("like: ~/sweep.yaml")
+    cli.main(["sweep", "~/like.yaml", "--dry_run"])
+    said = capsys.readouterr().out
+    assert f"{home}/augmented.parquet (exists)" in said and f"--config {home}/base.yaml" in said
+    assert f"default_root_dir {home}/sweep/dpo-noise20-seed0" in said and f'"path": "{home}/data"' in said
+
+
+def test_python(home):
+    """A run of Python has one folder, whose config can be read; the audit takes objects or paths."""
+    data = PreferenceDataModule(Files("~/pairs.jsonl", "~/pairs.jsonl"), "~/model", global_batch_size=8)
+    module = PreferenceModule(PolicyModel("~/model"), DPO(), learning_rate=1e-3)
+    callbacks = [RunCheckpoint(save_last=True), RunSummary()]
+    trainer = quiet_trainer("~/runs/python", callbacks, logger=CSVLogger(home / "logs"), max_steps=1)
+    trainer.fit(module, data)
+    made = set(os.listdir(home / "runs/python"))
+    assert {"config.yaml", "summary.json", "checkpoints"} <= made
+    assert "~" not in (home / "runs/python/config.yaml").read_text()
+    options = AuditOptions(noise_rate=0.2, output="~/third")
+    assert len(audit("~/runs/python", options=options).table) == 24
+    assert len(audit("~/model", "~/pairs.jsonl", options=options).table) == 24
+    assert (home / "third/report.html").is_file()
+    assert len(HubPreferences("~/data").load_all()) == 24
+
+
+def test_only_what_a_shell_expands(tmp_path, monkeypatch):
+    """A name that merely begins with ~ stays; so does ~ elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "p", "chosen": " a", "rejected": " b"}]
+    for name in ("~backup-of-nobody.jsonl", "x~.jsonl"):
+        write_lines(Path(name), rows)
+        assert len(Files(name, name).load("train")) == 1
