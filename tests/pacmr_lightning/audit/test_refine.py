@@ -287,9 +287,7 @@ def test_labels_that_cannot_be_predicted(first, monkeypatch, capsys):
     fit = pipeline.agreement
     coin = lambda *asked, **options: replace(fit(*asked, **options), gain=0.0)  # noqa: E731
     monkeypatch.setattr(pipeline, "agreement", coin)
-    with pytest.raises(
-        UserError, match=r"cannot be predicted .* better than by a coin.* --noise_rate 0\.4 to"
-    ):
+    with pytest.raises(UserError, match=r"cannot be predicted .* better than by a coin.* --anyway"):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
     assert "With a known rate of random flips, --noise_rate RATE marks labels all the same" in printed
