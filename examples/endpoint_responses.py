@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 
 from jsonargparse import lazy_instance
 
 from pacmr_lightning.command_line.output import print_result
-from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.errors import UserError, check_within
@@ -73,8 +72,4 @@ def endpoint_responses(
 
 
 if __name__ == "__main__":
-    try:
-        run_tool("endpoint_responses", endpoint_responses, sys.argv[1:])
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(endpoint_responses)

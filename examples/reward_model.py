@@ -10,7 +10,6 @@ Take pairs that no policy is trained on: here those that configs/hh/small_prefer
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,7 +32,7 @@ from transformers import (
 
 from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES, feature_scale, mirror_signs
 from pacmr_lightning.command_line.output import print_result
-from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.sources import Source
@@ -166,8 +165,4 @@ def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np
 
 if __name__ == "__main__":
     logging.set_verbosity_error()  # the head is missing, as it should be
-    try:
-        run_tool("reward_model", reward_model, sys.argv[1:])
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(reward_model)

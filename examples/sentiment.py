@@ -23,13 +23,13 @@ from typing import Any
 from scipy.special import expit
 
 from pacmr_lightning.command_line.output import print_result
-from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.hashing import unit_hash
 from pacmr_lightning.datamodules.reading import numbered_rows
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.response_files import ResponsePair, pair_rows, read_responses
 from pacmr_lightning.evaluation.reward_function import RewardFunction
-from pacmr_lightning.files import write_json_lines
+from pacmr_lightning.files import local_path, write_json_lines
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn", "data/AFINN-en-165.txt")}
@@ -73,7 +73,7 @@ class LexiconReward(RewardFunction):
 
 def _path(lexicon: str) -> Path:
     if lexicon not in _SHIPPED:
-        return Path(lexicon).expanduser()
+        return local_path(lexicon)
     package, file = _SHIPPED[lexicon]
     found = find_spec(package)  # only its word list is read
     if found is None or not found.submodule_search_locations:
@@ -151,8 +151,4 @@ def labelled(pair: ResponsePair, reward: RewardFunction, seed: int) -> dict[str,
 
 
 if __name__ == "__main__":
-    try:
-        run_tool("sentiment", sentiment, sys.argv[1:])
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(sentiment)

@@ -175,7 +175,8 @@ def agreement(
     start = [np.maximum(best, 0.02)]
     resampled = resampled_prompts(prompts, resamples)
     draws = np.array([best, *(cells.fit(weights, rates, start)[0] for weights in resampled)])
-    strength = _strength(cells.shares(best), votes)
+    c, margin = cells.shares(best), cells.margins(best)
+    strength = _strength(c, votes)
     strengths = np.exp(np.log(strength) + _SPREAD_OF_S * np.random.default_rng(0).standard_normal(len(draws)))
     strengths[0] = strength
     gain = cells.out_of_fold(prompts, rates, start)
@@ -186,13 +187,12 @@ def agreement(
         else:
             row[:] = expit((votes.right - votes.wrong) * logit(known) - cells.margins(parameters))
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    margin = cells.margins(best)
     agreeing = _for_score(margin, votes)
     effect = design_effect(agreeing, prompts)
     scale = np.array([1, 1 / cells.unit, *[1] * (len(best) - 2)])
     return Agreement(
         p=1 - expected[0],
-        p_majority=_majority(cells.shares(best), votes, strength) if known is None else 1 - expected[0],
+        p_majority=_majority(c, votes, strength) if known is None else 1 - expected[0],
         margin=margin,
         rate=float(best[0]),
         slope=float(best[1] / cells.unit),
@@ -203,7 +203,7 @@ def agreement(
         draws=draws[1:] * scale,
         expected=expected,
         reliabilities=best[2:],
-        tenths=_tenths(np.abs(margin), agreeing, np.abs(cells.shares(best) - 0.5) + 0.5, prompts),
+        tenths=_tenths(np.abs(margin), agreeing, np.abs(c - 0.5) + 0.5, prompts),
         known=known is not None,
     )
 

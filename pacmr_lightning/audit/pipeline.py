@@ -216,19 +216,9 @@ def conclude(
     with waiting("Comparing suspected with other pairs"):
         traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
-    columns += [
-        "votes_for",
-        "votes_against",
-        "weight",
-        "u",
-        "delta",
-        "a",
-        "b",
-        "loss",
-        "flipped",
-        "cross_fit_u",
-    ]
-    columns += ["probe_u", *VIEWS, "combined_u", "judged_u", *pairs.filter(regex=f"^{VOTE}").columns, "texts"]
+    columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
+    columns += ["cross_fit_u", "probe_u", *VIEWS, "combined_u", "judged_u"]
+    columns += [*pairs.filter(regex=f"^{VOTE}").columns, "texts"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)

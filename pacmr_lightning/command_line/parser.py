@@ -8,6 +8,7 @@ from typing import Any, NoReturn, get_args, get_origin
 import jsonargparse
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
+from ..errors import UserError
 from ..files import expanded
 from .exceptions import construct, stop
 from .help_pages import takes_words
@@ -119,3 +120,12 @@ def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> A
         description=told,
         parser_class=ToolParser,
     )
+
+
+def run_script(function: Callable[..., Any]) -> None:
+    """Call a function with the words of the command line; bad input ends in a sentence and exit status 2."""
+    try:
+        run_tool(function.__name__, function, sys.argv[1:])
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)

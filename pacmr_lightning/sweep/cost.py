@@ -33,7 +33,7 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
         passes, once = forward_passes(work, configs[cell.variant])
         policy = configs[cell.variant].model.init_args.policy.init_args
         tokens = work.prompt_tokens + 2 * work.response_tokens
-        if policy.layout not in ("auto", *PROMPT_ONCE):
+        if policy.layout not in PROMPT_ONCE:
             tokens += work.prompt_tokens
         total += 2 * size * tokens * (passes + max(0, once - cached))
         cached = max(cached, once)
