@@ -19,11 +19,12 @@ from tqdm import tqdm
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import local_path, replacing
 
-from .columns import PREFERENCES, checked, words_of
+from .columns import OPPOSITES, PREFERENCES, checked, words_of
 from .reading import numbered_rows
 
 _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
-_SIDE = re.compile("chosen|rejected", re.IGNORECASE)
+_SIDE = re.compile("chosen|rejected|(?<=votes_)(for|against)", re.IGNORECASE)
+_OTHER = {"chosen": "rejected", "rejected": "chosen", "for": "against", "against": "for"}
 _DIFFERENCE = re.compile("margins?|diff|differences?|minus")
 """Words in names of columns of differences, chosen minus rejected."""
 
@@ -133,7 +134,7 @@ class Sides:
             if other is not None and other not in row:
                 found[other] = row[name]
         for name, value in found.items():
-            if name in ("flipped", "eta") and value is not None and self.partner("chosen"):
+            if name in OPPOSITES and value is not None and self.partner("chosen"):
                 found[name] = not value if isinstance(value, bool) else 1 - value
             elif name in self.inside and isinstance(value, dict):
                 found[name] = self.inside[name].exchanged(value)
@@ -145,7 +146,7 @@ class Sides:
         """Print the columns that are swapped with a label, and those that are not."""
         places = self.paths(lambda sides, name: sides.partner(name) is not None)
         signs = self.paths(Sides.is_difference)
-        known = {"id", *PREFERENCES.responses, *PREFERENCES.optional, *places, *signs}
+        known = {"id", *PREFERENCES.responses, *PREFERENCES.optional, *places, *signs} - {"label"}
         unsure = [
             name for name in self.paths(lambda sides, name: name not in sides.inside) if name not in known
         ]
@@ -165,7 +166,7 @@ class Sides:
 
 def _other_side(found: re.Match[str]) -> str:
     word = found[0]
-    other = "rejected" if word.lower() == "chosen" else "chosen"
+    other = _OTHER[word.lower()]
     return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
 
 
@@ -253,7 +254,7 @@ def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray,
     """Return a column in its joint type, swapped with its pair or negated where labels are."""
     column, name = batch.column(field.name), field.name
     other = sides.partner(name)
-    changes = other is not None or name in sides.inside or name in ("flipped", "eta")
+    changes = other is not None or name in sides.inside or name in OPPOSITES
     if column.type == field.type and not (flips.any() and (changes or sides.is_difference(name))):
         return column
     taken = batch.select([name] if other is None else [name, other]).to_pylist()

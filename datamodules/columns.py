@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
@@ -34,8 +35,16 @@ _MAY_FOLLOW = frozenset(("text", "str", "string", "body", "content"))
 _NO_PROMPT = frozenset(("chosen", "rejected", "response", "answer", "completion", "output", "system"))
 _ROLES = ("assistant", "user", "system", "developer", "tool", "function")
 """Allowed roles of a conversation's last message; only the assistant's is a response."""
+TIE = "tie"
+"""``label`` of a pair whose responses the annotator found equally good."""
 _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
 """Arguments of ``apply_chat_template`` that rows may not set."""
+
+
+VOTES = ("votes_for", "votes_against")
+"""Numbers of annotators who prefer ``chosen`` and ``rejected``, a tie being half a vote for each."""
+OPPOSITES = ("flipped", "eta", "p_right")
+"""Columns of flags and probabilities that become their opposites where a label is swapped."""
 
 
 def words_of(name: str) -> list[str]:
@@ -113,13 +122,26 @@ def _flag(value: object) -> bool:
     return bool(value)
 
 
-def _probability(value: object) -> float:
-    if isinstance(value, str):
+def _number(
+    value: object, largest: float = sys.float_info.max, what: str = "a number of at least 0"
+) -> float:
+    found = value
+    if isinstance(found, (str, Decimal)):
         with suppress(ValueError):
-            value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError(f"{value!r}, but it must be a probability between 0 and 1")
-    return float(value)
+            found = float(found)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= largest:
+        raise ValueError(f"{value!r}, but it must be {what}")
+    return float(found)
+
+
+def _probability(value: object) -> float:
+    return _number(value, 1, "a probability between 0 and 1")
+
+
+def _tie(value: object) -> str | None:
+    # "tie (bothbad)" of Chatbot Arena is one, too. Other labels have other meanings elsewhere.
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return TIE if word.startswith(TIE) else word if word == "chosen" else None
 
 
 @dataclass(frozen=True)
@@ -149,7 +171,7 @@ class Columns:
         ``like_messages``: columns with a text that reads as messages, and is none.
         """
         kinds: dict[Callable[[object], str | float | None], Value]
-        kinds = {_flag: Value("bool"), _probability: Value("float64")}
+        kinds = {_flag: Value("bool"), _probability: Value("float64"), _number: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
         found = {"chat": Value("bool"), "template_fields": Value("string"), "unread": Value("string")}
@@ -211,6 +233,7 @@ class Columns:
             if lists and isinstance(row.get(name), str):
                 clean[name] = encode_messages([{"role": "user", "content": row[name]}])
         self._check_prompt(clean, row, place)
+        _check_votes(clean, place)
         fields: set[str] = set()
         if lists:
             for name in self.responses:
@@ -252,6 +275,20 @@ def texts_key(*texts: str | None) -> str:
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
+def _check_votes(clean: dict[str, Any], place: str) -> None:
+    both = [clean.get(name) for name in VOTES]
+    if (both[0] is None) != (both[1] is None) or both == [0, 0]:
+        raise UserError(
+            f"{place} has {both[0]!r} votes_for and {both[1]!r} votes_against, but a pair has both counts, "
+            "the label included, of at least one vote in all."
+        )
+    if clean.get("label") == TIE and both[0] != both[1]:
+        raise UserError(
+            f"{place} has the label {TIE!r}, but {both[0]:g} votes_for and {both[1]:g} votes_against; remove "
+            "one of the two."
+        )
+
+
 def _missing(name: str, row: dict[str, Any]) -> str:
     if name in row:
         return (
@@ -275,6 +312,11 @@ PREFERENCES = Columns(
         "flipped": _flag,
         "eta": _probability,
         "annotator": _label,
+        "votes_for": _number,
+        "votes_against": _number,
+        "label": _tie,
+        "weight": _number,
+        "p_right": _probability,
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },

@@ -29,7 +29,7 @@ from .sources import Source
 from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
-from .tokenization import Counts, summary_line, token_warnings, tokenize_pairs
+from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model
 from .tokenizer import load_tokenizer, prompt_tokens
 
@@ -458,7 +458,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
     def _digests(self) -> dict[str, str | None]:
         pairs = self.train_pairs
         assert pairs is not None
-        labels = [list(pairs.rows[name]) for name in ("id", "flipped", "eta")]
+        labels = [list(pairs.rows[name]) for name in ("id", "flipped", *OWN_NUMBERS)]
         views = tokens_digest(pairs.rows, "augmented_ids") if self._rewords else None
         others = {"pairs of meta-batches": self.clean_pairs, _VALIDATION: self.validation_pairs}
         return {

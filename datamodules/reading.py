@@ -20,7 +20,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-_LAYOUT = 7
+_LAYOUT = 8
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -35,8 +35,9 @@ def read_preferences(path: str | Path) -> Dataset:
 
     Returns:
         Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings),
-        ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``tools`` and
-        ``chat_template_kwargs`` (JSON); None if missing. If ``chat`` is true, the texts are chat messages as
+        ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``votes_for``,
+        ``votes_against``, ``weight`` and ``p_right`` (floats), ``label`` ("tie", "chosen" or None for any
+        other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. If ``chat`` is true, the texts are chat messages as
         JSON. ``prompts.split_row`` returns a row's prompt and responses, also where the prompt is implicit
         (None). A missing id is a hash of prompt and responses with a counter for repeated rows.
 

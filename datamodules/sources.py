@@ -54,8 +54,8 @@ class Source(Recorded, ABC):
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
         """Write the rows of ``load_all``, some dropped and some with the label swapped; return their number.
 
-        A swap exchanges ``chosen`` and ``rejected``, and ``flipped`` and ``eta`` become their opposites.
-        ``drop`` and ``flip`` are ids.
+        A swap exchanges ``chosen`` and ``rejected``, and the votes for them; ``flipped``, ``eta`` and
+        ``p_right`` become their opposites. ``drop`` and ``flip`` are ids.
 
         Raises:
             UserError: the output does not fit the source, or an id is missing.

@@ -25,11 +25,11 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .columns import PREFERENCES, SFT, Columns, texts_key
+from .columns import PREFERENCES, SFT, TIE, VOTES, Columns, texts_key
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 8
+_LAYOUT = 9
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
@@ -61,6 +61,9 @@ class Counts(dict[str, int]):
         self.examples = examples or {}
 
 
+OWN_NUMBERS = ("eta", *VOTES, "weight", "p_right")
+"""Numbers of rows, None where missing."""
+
 _TOKENS = List(Value("int32"))
 _FOUND = {"odd": List(Value("string")), "drop": Value("string")}
 _PAIRS = Features(
@@ -75,7 +78,7 @@ _PAIRS = Features(
         "has_augmented_prompt": Value("bool"),
         "flipped": Value("int8"),
         "category": Value("string"),
-        "eta": Value("float64"),
+        **dict.fromkeys(OWN_NUMBERS, Value("float64")),
         **_FOUND,
     }
 )
@@ -92,7 +95,8 @@ def tokenize_pairs(
 
     ``texts`` is a hash of prompt and responses as found. Responses end in one EOS, and ``augmented_ids`` are
     empty where ``has_augmented_prompt`` is false.
-    ``flipped`` (1, 0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``,
+    ``flipped`` (1, 0, or -1 if unknown) and ``OWN_NUMBERS`` refer to the label as found, and a tie is half a
+    vote for and half a vote against it. The counts are ``rows``,
     ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
     the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
     """
@@ -248,7 +252,14 @@ def _tokenize_pairs(
         "has_augmented_prompt": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
-        "eta": rows["eta"],
+        **{name: rows[name] for name in OWN_NUMBERS if name not in VOTES},
+        **{
+            name: [
+                0.5 if number is None and label == TIE else number
+                for number, label in zip(rows[name], rows["label"], strict=True)
+            ]
+            for name in VOTES
+        },
     }
 
 

@@ -15,6 +15,7 @@ from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
 
 from .cached_values import cached_values
+from .columns import VOTES
 from .token_columns import check_readable, lengths_and_digest, row_lengths, token_parts, tokens_digest
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
@@ -47,6 +48,34 @@ class TokenizedPairs:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def p_right(self) -> list[float | None]:
+        """N probabilities of the rows that the label as trained is right, None where missing."""
+        return probabilities_as_trained(self.rows["p_right"][:], self.swapped)
+
+    @property
+    def votes(self) -> np.ndarray:
+        """(N, 2) float64 numbers of votes for and against the label as trained; 1 and 0 without counts."""
+        found = np.array([self.rows[name][:] for name in VOTES], dtype=float).T
+        found[self.swapped] = found[self.swapped, ::-1]
+        return np.where(np.isnan(found), (1, 0), found)
+
+    @property
+    def share_of_votes(self) -> list[float]:
+        """N shares of the votes that are for the label as trained."""
+        return list(self.votes[:, 0] / self.votes.sum(1))
+
+    @property
+    def ties(self) -> np.ndarray:
+        """(N,) flags of labels with as many votes for them as against."""
+        return self.votes[:, 0] == self.votes[:, 1]
+
+    @property
+    def own_columns(self) -> list[str]:
+        """Names out of ``weight``, ``p_right`` and ``votes_for`` of which any row has a value."""
+        names = ("weight", "p_right", "votes_for")
+        return [name for name in names if any(value is not None for value in self.rows[name][:])]
 
     def texts_digest(self) -> str:
         """Return a hash of the tokens of prompts and responses as found, in their order."""
@@ -102,11 +131,7 @@ class TokenizedPairs:
         columns = self.rows[list(indices)]
         swapped = [self.swapped[i] for i in indices]
         both = list(zip(swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True))
-        # eta refers to the order as found.
-        eta = [
-            1 - value if swap and value is not None else value
-            for swap, value in zip(swapped, columns["eta"], strict=True)
-        ]
+        eta = probabilities_as_trained(columns["eta"], swapped)
 
         def collate(prompts: list[list[int]], reference: np.ndarray | None) -> PairBatch:
             batch = PairBatch.collate(
@@ -205,6 +230,11 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
 def as_trained(values: Tensor, swapped: Sequence[bool]) -> Tensor:
     """Return (n, 2) values of chosen and rejected, exchanged where ``swapped``."""
     return torch.where(torch.tensor(swapped)[:, None], values.flip(1), values)
+
+
+def probabilities_as_trained(found: Sequence[float | None], swapped: Sequence[bool]) -> list[float | None]:
+    """Return probabilities of labels as found, of the opposite event where ``swapped``."""
+    return [1 - p if swap and p is not None else p for p, swap in zip(found, swapped, strict=True)]
 
 
 def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:

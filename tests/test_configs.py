@@ -15,6 +15,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.callbacks import weight_figures
 from pacmr_lightning.embedded_world import World
 
+from .conftest import write_lines
+
 ROOT = Path(__file__).parents[1]
 CONFIGS = [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
 SWEEPS = sorted((ROOT / "research" / "sweeps").glob("*.yaml"))
@@ -95,23 +97,38 @@ def write_no_figures(monkeypatch):
     monkeypatch.setattr(weight_figures, "save_figure", lambda *arguments: None)
 
 
+OF_ROWS = ("own_weights", "soft_labels")
+"""Methods that need columns of the rows."""
+
+
 def composed(base: Path, method: Path):
     """Every method on one base, and what uses most of a base on each; others repeat that, and are slow."""
     quick = base.parent.name == "quickstart" or method.stem == "pacmr"
-    quick = quick or (name(base) == "preference.yaml" and method.stem in ("dpo", "mwn"))
+    quick = quick or (name(base) == "preference.yaml" and method.stem in ("dpo", "mwn", *OF_ROWS))
     marks = () if quick else pytest.mark.slow
     return pytest.param(base, method, id=f"{name(base)}-{name(method)}", marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("base", "method"), list(itertools.starmap(composed, itertools.product(PREFERENCE, METHODS)))
+    ("base", "method"),
+    [
+        composed(base, method)
+        for base, method in itertools.product(PREFERENCE, METHODS)
+        # The synthetic benchmark has no votes and no weights.
+        if base.parent.name != "quickstart" or method.stem not in OF_ROWS
+    ],
 )
 def test_preference(base, method, tiny, monkeypatch):
     arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
     if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
         write_no_figures(monkeypatch)
     source = source_of(base)
-    if source == "EmbeddedWorld":
+    if method.stem in OF_ROWS:
+        own = [json.loads(row) | {"p_right": 0.9} for row in Path(tiny["pairs"]).read_text().splitlines()]
+        write_lines(Path("own.jsonl"), own)
+        arguments += ["--data.source", "Files", "--data.source.train", "own.jsonl"]
+        arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
+    elif source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
         arguments += ["--trainer.callbacks.samples", "4"]
     elif source == "Files":

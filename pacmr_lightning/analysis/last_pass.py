@@ -26,6 +26,7 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     (unweighted), ``flipped`` (pandas' ``boolean``, NA if unknown).
     """
     policy = ready(module)
+    module.weighting.check_pairs(pairs)  # which may take the weights from their columns
     if pairs.reference is None:
         pairs.reference = pairs.reference_log_probs(policy)
     found = pairs.values_as_trained(log_probs, policy, title)

@@ -27,6 +27,11 @@ _COLUMNS = {
     "annotator": "who gave the label",
     "flipped": "true if the label is known to be wrong",
     "eta": "probability that chosen is the better response, if known",
+    "votes_for": "annotators who prefer the chosen response",
+    "votes_against": "annotators who prefer the rejected response",
+    "label": "tie if the annotator preferred neither response",
+    "weight": "weight of the pair",
+    "p_right": "probability that the label is right",
 }
 
 

@@ -13,6 +13,7 @@ from .agreement import Agreement, Votes, agreement
 from .group_reliability import group_reliability
 from .linear_probe import signed_rank_agreement
 from .scorers import NAMES, SCORES, UNSEEN, Scorer
+from .several_votes import annotator_reliability
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def find(
     With the scorer "judge", ``alone`` is the scorer that the verdicts are combined with; with decisions it is
     "combined". A tie is never suspected.
     """
-    decided = votes.right != votes.wrong
+    decided = ~pairs["tie"].to_numpy()
     suspected = found.usable & decided & (found.p < threshold)
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
@@ -95,6 +96,9 @@ def find(
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
     quality = detection_quality(methods, pairs["flipped"])
     groups = group_reliability(ranked)
+    if "annotator" in pairs:
+        own = groups["grouping"] == "annotator"
+        groups["reliability"] = groups["group"].map(annotator_reliability(pairs, found.margin)).where(own)
     return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)
 
 

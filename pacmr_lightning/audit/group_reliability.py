@@ -18,6 +18,7 @@ def group_reliability(pairs: pd.DataFrame) -> pd.DataFrame:
     ``contradicted`` (expected fraction of labels that another annotator would contradict, the mean of 1 - p;
     NaN without p) with 95% interval ``low`` to ``high`` over pairs (NaN for small groups), ``flipped``
     (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
+    ``find`` adds ``reliability`` of annotators.
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):

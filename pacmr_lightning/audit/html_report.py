@@ -201,7 +201,9 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     """Return the table of one grouping of ``group_reliability``."""
     learned = "learned" in groups
     heading = [groups["grouping"].iloc[0], "pairs", "suspected", "in percent", "contradicted"]
-    heading += ["95% interval", *(["learned in the run"] if learned else [])]
+    reliable = "reliability" in groups and bool(groups["reliability"].notna().any())
+    heading += ["95% interval", *(["reliability"] if reliable else [])]
+    heading += ["learned in the run"] if learned else []
     heading += ["known to be wrong"] if known else []
     rows = []
     row: Any  # its fields are the columns
@@ -214,12 +216,18 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
             _number(row.contradicted, "{:.1%}"),
             "–" if pd.isna(row.low) else f"{row.low:.1%} to {row.high:.1%}",
         ]
+        cells += [_number(row.reliability, "{:.1%}")] if reliable else []
         cells += [_number(row.learned, "{:.1%}")] if learned else []
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
     notes = [
         "Contradicted: expected fraction of the labels that another annotator would contradict, the mean of "
         f"1 - p. Groups of fewer than {LEAST} pairs have no interval."
     ]
+    if reliable:
+        notes.append(
+            "Reliability: probability that a label of the annotator is right, if each annotator errs at one "
+            "rate on all pairs (Dawid and Skene). Without several votes on a pair only the score tells it."
+        )
     if learned:
         notes.append(
             "Learned in the run: 1 - reliability, the moving average of the run's objective. It takes "

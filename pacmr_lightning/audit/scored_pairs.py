@@ -26,6 +26,7 @@ from .cross_fit import FOLDER, CrossFit
 from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
 from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
 from .scorers import NAMES, Scorer
+from .several_votes import votes_on_pairs
 
 SEEN = (
     "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
@@ -49,10 +50,8 @@ class ScoredPairs:
 
     @property
     def votes(self) -> Votes:
-        """Votes of annotators on the pairs: the label, unless the data have counts."""
-        if "votes_for" not in self.pairs:
-            return Votes.single(len(self.pairs))
-        right, wrong = (self.pairs[f"votes_{side}"].to_numpy(float) for side in ("for", "against"))
+        """Votes of annotators on the pairs, the labels included."""
+        right, wrong = (self.pairs[f"votes_{side}"].to_numpy() for side in ("for", "against"))
         return Votes(right, wrong, np.zeros((len(right), 0)))
 
 
@@ -74,12 +73,13 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     who = data.annotators
     if who is not None:
         pairs["annotator"] = pairs["id"].map(who)
+    pairs, several = _with_votes(pairs, data.train_pairs)
     if isinstance(module.objective, AnnotatorRPOEM):
         pairs["learned_rate"] = [module.objective.rate_of((who or {}).get(name)) for name in pairs["id"]]
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
-    notes += _notes(found.noise, data)
+    notes += [*_notes(found.noise, data), *several]
     if scorer is None:
         scorer = "policy"
         if "probe_u" in pairs and visits is not None:
@@ -154,8 +154,21 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         pairs = pairs.join(views(tokens, base, np.array(data.swapped)))
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
-    notes = [note, *([SEEN] if scorer == "policy" else []), *notes]
+    pairs, several = _with_votes(pairs, data)
+    notes = [note, *([SEEN] if scorer == "policy" else []), *notes, *several]
     return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
+
+
+def _with_votes(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]]:
+    """Return scored pairs with ``votes_on_pairs``, and notes on them."""
+    votes = votes_on_pairs(data)
+    several, ties = (votes["votes_for"] + votes["votes_against"] > 1).sum(), int(votes["tie"].sum())
+    notes = []
+    if several:
+        notes.append(f"{several:,} of {len(votes):,} labels are of pairs with several votes, which p uses.")
+    if ties:
+        notes.append(f"{ties:,} labels are ties: half a vote for each response, and never suspected.")
+    return pairs.join(votes), notes
 
 
 def base_of(policy: str) -> str:

@@ -27,7 +27,7 @@ from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
-from ..weighting.base import check_soft_labels
+from ..weighting.base import check_soft_labels, unused_columns
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .finite import check_finite
@@ -199,6 +199,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)
+        for sentence in unused_columns(self.weighting, data.train_pairs):
+            rank_zero_info(sentence)
         self.checked_pair = data.train_pairs.batch([0])
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)

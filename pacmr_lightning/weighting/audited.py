@@ -1,9 +1,12 @@
-"""Weights from an audit of an earlier run: the second of two passes over the same labels."""
+"""Weights that are known before training: from an audit of an earlier run, or from columns of the rows."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from ..batch import PairBatch
 from ..errors import UserError, first_line
@@ -16,48 +19,87 @@ if TYPE_CHECKING:
 
 
 class AuditedWeights(Weighting):
-    """g = P(most annotators would agree with the label), ``p_majority`` of ``pacmr audit``.
+    """g = P(most annotators would agree with the label), ``p_majority`` of ``pacmr audit``, or a column.
 
-    Unlike ``SigmoidPrior``'s weight it comes from a finished audit, so it does not change in training, and
-    errors cannot reinforce themselves. With a given rate of random flips it is the probability that the label
-    is right, Theorem 1's optimum.
+    Unlike ``SigmoidPrior``'s weight it does not change in training, so errors cannot reinforce themselves.
+    With a given rate of random flips it is the probability that the label is right, Theorem 1's optimum.
+
+    Without an audit it is the rows' column ``weight``, else ``p_right``, else the share of votes for the
+    label. ``soft_labels`` and ``hard`` need a probability and leave ``weight`` out.
 
     ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspected label errors swapped
     (both) and suspected label errors dropped (``hard`` alone). A pair that was dropped by hand has weight 0,
     and one half with soft labels.
 
     Args:
-        audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
+        audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels; None: columns.
         mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss p l(u) + (1 - p) l(-u).
         hard: take the probability as 1 where it is at least one half, and as 0 elsewhere.
     """
 
-    def __init__(self, audit: str, mean_one: bool = False, soft_labels: bool = False, hard: bool = False):
+    def __init__(
+        self,
+        audit: str | None = None,
+        mean_one: bool = False,
+        soft_labels: bool = False,
+        hard: bool = False,
+    ):
         self.audit = audit
         self.mean_one = mean_one
         self.soft_labels = soft_labels
         self.hard = hard
 
     def check_pairs(self, pairs: Any) -> None:
-        """Refuse a table that is not of these pairs with these labels."""
-        _ = self._right  # reports a table without probabilities first
-        self._table.check(pairs)
+        """Refuse a table that is not of these pairs with these labels, or rows without such a column."""
+        if self.audit is None:
+            self._known = self._of_columns(pairs)
+        else:
+            _ = self._known  # reports a table without probabilities first
+            self._table.check(pairs)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return (N,) weights."""
-        unknown = [name for name in batch.ids if name not in self._right]
-        if unknown:
+        if unknown := [name for name in batch.ids if name not in self._known]:
             raise UserError(f"The audit {self.audit} lacks the pair {unknown[0]}; audit a run on it.")
-        return Weights(rewards.u.new_tensor([self._right[name] for name in batch.ids]))
+        return Weights(rewards.u.new_tensor([self._known[name] for name in batch.ids]))
+
+    def _of_columns(self, pairs: Any) -> dict[str, float]:
+        """Weights by id from columns of the rows."""
+        own = pairs.own_columns
+        there = [name for name in own if name != "weight" or not (self.soft_labels or self.hard)]
+        if not there:
+            raise UserError(
+                "AuditedWeights has no audit, and the rows have no column "
+                f"{'p_right' if own else 'weight, p_right'} or votes_for; give such a column, or the "
+                "pairs.parquet of an audit."
+            )
+        name, ids = there[0], pairs.rows["id"][:]
+        self.columns = (name,)
+        values = {
+            "weight": pairs.rows["weight"][:],
+            "p_right": pairs.p_right,
+            "votes_for": pairs.share_of_votes,
+        }[name]
+        if missing := [pair for pair, value in zip(ids, values, strict=True) if value is None]:
+            raise UserError(
+                f"{len(missing)} of {len(values)} rows have no {name} ({missing[0]} for one), from which "
+                "AuditedWeights takes their weights; give each row a value."
+            )
+        found = np.array(values, dtype=float)
+        found = (found >= 0.5).astype(float) if self.hard else found
+        what = "Soft labels" if self.soft_labels else "Weights"
+        rank_zero_info(f"{what} are the column {name} of the rows; their mean is {found.mean():.3g}.")
+        return dict(zip(ids, found.tolist(), strict=True))
 
     @cached_property
     def _table(self) -> AuditTable:
+        assert self.audit is not None, "check_pairs comes before weights without an audit."
         return AuditTable(self.audit, "p_majority")
 
     @cached_property
-    def _right(self) -> dict[str, float]:
-        """``p_majority`` by id."""
+    def _known(self) -> dict[str, float]:
+        """Weights by id; of an audit, its ``p_majority``."""
         table = self._table.rows
         right = table["p_majority"]
         if right.isna().any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,9 @@ class Weighting(Recorded, ABC):
 
     keep_gradients: AskedGradients = "auto"
     """If true, each pair's gradient is kept in steps with an ``update``."""
+
+    columns: tuple[str, ...] = ()
+    """Columns of the rows, of ``TokenizedPairs.own_columns``, that the weights come from."""
 
     soft_labels: bool = False
     """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
@@ -156,4 +160,23 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
         raise UserError(
             "soft_labels and mean_one are both set, but a weight divided by the mean is not a "
             "probability; remove one of them."
+        )
+
+
+def unused_columns(weighting: Weighting, pairs: Any) -> Iterator[str]:
+    """Yield sentences on weights, votes and ties of training pairs that a weighting does not use."""
+    name = type(weighting).__name__
+    ties, counted = pairs.ties, [number is not None for number in pairs.rows["votes_for"][:]]
+    others = [column for column in pairs.own_columns if column not in weighting.columns]
+    if "votes_for" in others and ties[counted].all():
+        others.remove("votes_for")
+    if others:
+        yield (
+            f"{name} does not use the column {' or '.join(others)} of the rows; the methods own_weights and "
+            "soft_labels do."
+        )
+    if ties.any() and not weighting.soft_labels:
+        yield (
+            f"{ties.sum():,} of {len(pairs):,} labels are ties, from which {name} learns that chosen is "
+            "better; remove them, or take the method soft_labels, which counts them as one half."
         )

@@ -83,6 +83,7 @@ def frame(n=2000, rate=0.3, known=True):
             "b": 0.0,
             "loss": np.log1p(np.exp(-u)),
             "cross_fit_u": u,
+            **{"votes_for": 1.0, "votes_against": 0.0, "tie": False, "pair": range(n), "side": 1},
             "flipped": pd.array(wrong if known else [None] * n, dtype="boolean"),
         }
     )
@@ -134,6 +135,7 @@ def test_ties_are_never_suspected():
     pairs = frame()
     ties, most = np.arange(2000) % 2 == 0, np.full(2000, 3.0)
     right = np.where(ties, 1.5, np.where(pairs["flipped"], 1, 2))
+    pairs["tie"] = ties
     found = find_with(pairs, "dpo", votes=Votes(right, most - right, np.zeros((2000, 0))))
     suspect = found.pairs.index[found.pairs["suggested"] == "swap"]
     names = set(pairs["id"][ties])

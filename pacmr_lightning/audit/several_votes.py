@@ -1,0 +1,82 @@
+"""Votes of several annotators on the same pair, and the reliability of each annotator."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import expit, logit
+
+from ..datamodules.token_columns import token_parts
+from .agreement import RELIABILITIES
+
+_ROUNDS = 50
+"""Rounds of expectation and maximization; each moves a reliability by less than the last."""
+_LIKE_OTHERS = 4.0
+"""Labels by which an annotator's reliability is drawn to the mean."""
+
+
+def votes_on_pairs(pairs: Any) -> pd.DataFrame:
+    """Return votes on N ``TokenizedPairs`` for and against each label as trained.
+
+    Rows of different annotators with the same prompt and responses, in either order, are votes on one pair,
+    and several rows of one annotator share one vote. Columns: ``votes_for``, ``votes_against``, ``tie`` (the
+    row itself is one), ``pair`` (index among distinct pairs) and ``side`` (1 or -1: the response that the
+    label prefers, the same in all rows of a pair).
+    """
+    own = pairs.votes
+    who = np.array([None] * len(pairs) if pairs.annotators is None else pairs.annotators, dtype=object)
+    named = pd.notna(who)
+    side = np.where(pairs.swapped, -1, 1)
+    keys = np.arange(len(pairs)).astype(object)  # rows without an annotator may be copies
+    if named.any():
+        for place, (prompt, *responses) in enumerate(_tokens(pairs.rows)):
+            if named[place]:
+                first, second = sorted(responses)
+                side[place] *= 1 if responses[0] == first else -1
+                keys[place] = (prompt, first, second)
+    pair = pd.factorize(keys)[0]
+    share = 1 / pd.Series(1, range(len(pairs))).groupby([pair, np.where(named, who, "")]).transform("sum")
+    oriented = np.where(side[:, None] > 0, own, own[:, ::-1]) * share.to_numpy()[:, None]
+    total = np.stack([np.bincount(pair, oriented[:, i]) for i in range(2)], axis=1)[pair]
+    total = np.where(side[:, None] > 0, total, total[:, ::-1])
+    return pd.DataFrame(
+        {
+            "votes_for": total[:, 0],
+            "votes_against": total[:, 1],
+            "tie": pairs.ties,
+            "pair": pair,
+            "side": side,
+        }
+    )
+
+
+def _tokens(rows: Any) -> Any:
+    """Yield each row's bytes of prompt, chosen and rejected."""
+    for lists, counts in token_parts(rows, "prompt_ids", "chosen_ids", "rejected_ids"):
+        columns = [
+            np.split(column.flatten().to_numpy(), np.cumsum(sizes)[:-1])
+            for column, sizes in zip(lists, counts, strict=True)
+        ]
+        yield from ([part.tobytes() for part in row] for row in zip(*columns, strict=True))
+
+
+def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
+    """Return the probability that an annotator's label is right, by annotator (Dawid and Skene, 1979).
+
+    The better response is hidden. A score is evidence for the label of ``margin`` (N,) nats, and a label is
+    evidence of logit(reliability) for itself. Errors do not depend on the pair, unlike those that p counts.
+    Ties say nothing. ``pairs`` are those of ``ScoredPairs``.
+    """
+    labels = pairs[~pairs["tie"] & pairs["annotator"].notna()]
+    codes, names = pd.factorize(labels["annotator"])
+    pair, number = pd.factorize(labels["pair"])[0], np.bincount(codes)
+    side = labels["side"].to_numpy()
+    score = margin[labels.index]
+    reliability = np.full(len(names), RELIABILITIES[1])
+    for _ in range(_ROUNDS):
+        evidence = np.bincount(pair, side * logit(reliability)[codes])
+        right = expit(score + side * evidence[pair])
+        mean = right.mean()
+        found = (np.bincount(codes, right) + _LIKE_OTHERS * mean) / (number + _LIKE_OTHERS)
+        reliability = np.clip(found, *RELIABILITIES)
+    return pd.Series(reliability, names)
