@@ -37,9 +37,10 @@ def read_preferences(path: str | Path) -> Dataset:
         Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings),
         ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``votes_for``,
         ``votes_against``, ``weight`` and ``p_right`` (floats), ``label`` ("tie", "chosen" or None for any
-        other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. If ``chat`` is true, the texts are chat messages as
-        JSON. ``prompts.split_row`` returns a row's prompt and responses, also where the prompt is implicit
-        (None). A missing id is a hash of prompt and responses with a counter for repeated rows.
+        other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. If ``chat``
+        is true, the texts are chat messages as JSON. ``prompts.split_row`` returns a row's prompt and
+        responses, also where the prompt is implicit (None). A missing id is a hash of prompt and responses
+        with a counter for repeated rows.
 
     Raises:
         UserError: the file is missing, unreadable or empty, or a row is wrong; with file and line or row.
