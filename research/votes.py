@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -30,14 +31,16 @@ from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
-from pacmr_lightning.files import replacing, write_json_lines
+from pacmr_lightning.files import replacing, write_frame, write_json_lines
 from pacmr_lightning.policy import PolicyModel
 
 from . import command
 
+SIDES = ("chosen", "rejected")
+COLORS = ("0.55", "#56b4e9", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
 SIMILAR = 1.25
 """Longer response over shorter one, in characters, below which lengths say little."""
-SHARES = (0.2, 0.3)
+SHARES = (0.0, 0.2, 0.3)
 """Rates of injected flips."""
 LEAST = 30
 """Checkable votes of an annotator."""
@@ -50,6 +53,8 @@ def votes(
     rows: int | None = None,
     scores: str | None = None,
     output: str | None = None,
+    flips: str | None = None,
+    figure: str | None = None,
     folder: str = "runs/votes",
 ) -> None:
     """Measure, and print tables.
@@ -61,7 +66,9 @@ def votes(
         scores: table (Parquet) with ``id`` and scores such as ``cross_fit_u``, as an audit writes it; its
             pairs only are measured, by the other scores too.
         output: CSV with a row per score.
-        folder: keeps scores of models.
+        flips: CSV with a row per score and rate of injected flips, which are all errors to be found.
+        figure: PNG of expected and measured contradiction by tenths of p.
+        folder: keeps states of models.
     """
     pairs = pd.read_json(file, lines=True, dtype=False)
     if scores is not None:
@@ -69,23 +76,31 @@ def votes(
     elif rows is not None:
         pairs = pairs.sample(rows, random_state=0, ignore_index=True)
     prompts = pd.factorize(pairs["prompt"])[0]
+    states = {Path(model).name: state_differences(model, pairs, folder) for model in models}
     found = dict(baselines(pairs, prompts))
-    for model in models:
-        found[f"probe, {Path(model).name}"] = probe_log_odds(state_differences(model, pairs, folder), prompts)
+    found |= {f"probe, {name}": probe_log_odds(values, prompts) for name, values in states.items()}
     for name in pairs.filter(regex="_u$|^u$").columns if scores else ():
         found[name] = pairs[name].to_numpy()
     table = pd.DataFrame([measured(name, u, pairs, prompts) for name, u in found.items()])
     Console(width=220).print(table.round(3).to_string(index=False), highlight=False)
     if output is not None:
-        with replacing(output) as temporary:
-            table.to_csv(temporary, index=False)
+        write_frame(output, table)
+    if flips is not None:
+        write_frame(flips, injected(pairs, prompts, states))
+    if figure is not None:
+        with replacing(figure) as temporary:
+            diagram(found, pairs, prompts).savefig(temporary, dpi=200, format="png")
 
 
 def state_differences(model: str, pairs: pd.DataFrame, folder: str) -> np.ndarray:
     """Return (N, H) ``PolicyModel.response_states``, chosen minus rejected.
 
-    A response's state does not depend on the other one, so each response is computed once.
+    A response's state does not depend on the other one, so each response is computed once; they are kept.
     """
+    digest = pd.util.hash_pandas_object(pairs[["prompt", *SIDES]], index=False).sum()
+    kept = Path(folder) / f"{Path(model).name}-{digest:x}.npy"
+    if kept.exists():
+        return np.load(kept)
     sides = [pairs[["prompt", side]].set_axis(["prompt", "text"], axis=1) for side in ("chosen", "rejected")]
     texts = pd.concat(sides).drop_duplicates(ignore_index=True)
     covering = []
@@ -113,6 +128,8 @@ def state_differences(model: str, pairs: pd.DataFrame, folder: str) -> np.ndarra
         np.stack([states[key] for key in zip(pairs["prompt"], pairs[side], strict=True)])
         for side in ("chosen", "rejected")
     )
+    with replacing(kept) as temporary, open(temporary, "wb") as file:
+        np.save(file, first - second)
     return first - second
 
 
@@ -181,6 +198,69 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
         row["cleanlab_majority"] = wrong[learned.suspected & decided].mean()
     row |= annotators(p, pairs, decided, wrong, others)
     return row
+
+
+def injected(pairs: pd.DataFrame, prompts: np.ndarray, states: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Return one row per score and rate of ``SHARES``; scores learn from the labels with the flips.
+
+    The errors to be found are the flips, and at a rate of 0 the labels that most others contradict.
+    """
+    decided = pairs["flipped"].notna().to_numpy()
+    rows = []
+    for share in SHARES:
+        flip = np.random.default_rng(1).random(len(pairs)) < share
+        sides = {side: np.where(flip, pairs[other], pairs[side]) for side, other in (SIDES, SIDES[::-1])}
+        turned = pairs.assign(**sides)
+        scores = dict(baselines(turned, prompts))
+        sign = np.where(flip, -1, 1)[:, None]
+        scores |= {
+            f"probe, {name}": probe_log_odds(values * sign, prompts) for name, values in states.items()
+        }
+        truth = flip if share else pairs["flipped"].fillna(False).to_numpy(dtype=bool)
+        known = np.ones(len(pairs), bool) if share else decided
+        for name, u in scores.items():
+            found = agreement(u, prompts, resamples=20)
+            suspected = found.predicts & (found.p < 0.5)
+            rows.append(
+                {
+                    "score": name,
+                    "flips": share,
+                    "auroc": roc_auc_score(truth[known], -u[known]),
+                    "average_precision": average_precision_score(truth[known], -u[known]),
+                    "suspected": int(suspected.sum()),
+                    "precision": truth[suspected & known].mean(),
+                    "recall": truth[suspected].sum() / truth.sum(),
+                    "rate_of_flips": found.rate,
+                    "rate_identified": found.identified,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def diagram(found: dict[str, np.ndarray], pairs: pd.DataFrame, prompts: np.ndarray) -> Figure:
+    """Return a reliability diagram of some scores, by tenths of p over all pairs."""
+    drawing = Figure(figsize=(5, 4.6), layout="constrained")
+    axis = drawing.subplots()
+    axis.axline((0, 0), slope=1, color="0.6", linewidth=1, linestyle=":")
+    others = Others(pairs)
+    for color, (name, u) in zip(COLORS, found.items(), strict=False):
+        p = agreement(u, prompts, resamples=0).p
+        tenths = np.array_split(np.argsort(p, kind="stable"), 10)
+        expected, measured = (
+            [(1 - p[part]).mean() for part in tenths],
+            [others.share(part) for part in tenths],
+        )
+        axis.plot(expected, measured, marker="o", color=color, label=name)
+    axis.set(
+        xlim=(0, 0.8),
+        ylim=(0, 0.8),
+        aspect="equal",
+        xlabel="expected: another annotator contradicts the label",
+        ylabel="measured: share of the other votes against it",
+    )
+    axis.legend(frameon=False, loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
+    return drawing
 
 
 class Others:

@@ -51,11 +51,17 @@ class Surface:
     density: np.ndarray
     """(D, U) share of the visits per unit of Delta and u."""
     visits: Visits
+    floor: float = 0.0
+    """c, the smallest weight."""
 
     @property
     def g(self) -> np.ndarray:
-        """(D, U) weight sigmoid(a u + b)."""
-        return expit(self.a * self.u + self.b)
+        """(D, U) weight c + (1 - c) sigmoid(a u + b)."""
+        return self.weight(self.a, self.b)
+
+    def weight(self, a: float | np.ndarray, b: float | np.ndarray) -> np.ndarray:
+        """Return the weight at the points of ``u`` for another slope and offset."""
+        return self.floor + (1 - self.floor) * expit(a * self.u + b)
 
     @property
     def rises(self) -> np.ndarray:

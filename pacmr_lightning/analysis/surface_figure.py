@@ -10,7 +10,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from mpl_toolkits.mplot3d import Axes3D
 from scipy.ndimage import gaussian_filter
-from scipy.special import expit
 
 from .distribution_figure import GROUPS, draw_on, weights_by_flip
 from .surface import Surface
@@ -122,7 +121,7 @@ def draw_weight_function(surface: Surface, start: tuple[float, float] | None) ->
     axis.fill_between(u, between.min(0), between.max(0), color="0.2", alpha=0.25, label="10 to 90% of Δ")
     axis.plot(u, g[middle], color="black", linewidth=2, label=f"g at the median Δ = {quantiles[1]:.2g}")
     if start:
-        axis.plot(u, expit(start[0] * u + start[1]), color="0.5", linestyle="--", label="g at the start")
+        axis.plot(u, surface.weight(*start), color="0.5", linestyle="--", label="g at the start")
     axis.legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0.2)
     axis.set_title(_title(surface), fontsize=10)
     return figure

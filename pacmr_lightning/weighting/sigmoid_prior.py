@@ -6,18 +6,19 @@ from typing import Any, Literal
 import torch
 
 from ..batch import PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_within
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
 
 class SigmoidPrior(Weighting):
-    """Fixed weights g = sigmoid(slope u + offset); the ablation (section 6.4) has slope 1, offset 0.
+    """Fixed weights g = c + (1 - c) sigmoid(a u + b); the ablation (section 6.4) has a = 1, b = 0 and c = 0.
 
     Args:
         slope: a.
         offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With slope 1 these weights
             satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
+        floor: c, the smallest weight, which keeps DPO's restoring force (docs/methods.md).
         mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss g l(u) + (1 - g) l(-u). With slope 1 and the offset logit(1 - rate) that is RE-PO's
             loss at a fixed rate (``RPOEM``).
@@ -30,9 +31,12 @@ class SigmoidPrior(Weighting):
         self,
         slope: float = 1.0,
         offset: float | Literal["auto"] = 0.0,
+        floor: float = 0.0,
         mean_one: bool = False,
         soft_labels: bool = False,
     ):
+        check_within("[0, 1)", floor=floor)
+        self.floor = floor
         self.slope = slope
         self.offset = offset
         self.mean_one = mean_one
@@ -49,7 +53,7 @@ class SigmoidPrior(Weighting):
         """Return (N,) weights with their constant slope and offset."""
         assert self.offset != "auto", "set_label_noise resolves it"
         u = rewards.u
-        g = torch.sigmoid(self.slope * u + self.offset)
+        g = self.floor + (1 - self.floor) * torch.sigmoid(self.slope * u + self.offset)
         return Weights(g, torch.full_like(u, self.slope), torch.full_like(u, self.offset))
 
     def state_dict(self) -> dict[str, Any]:

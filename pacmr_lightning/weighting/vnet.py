@@ -19,7 +19,7 @@ CONFIG = "vnet_config.json"
 
 
 class VNet(nn.Module):
-    """[Delta, u] -> [a, b], g = sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
+    """[Delta, u] -> [a, b], g = c + (1 - c) sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
 
     The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
     first. Computes in its own precision under autocast.
@@ -28,10 +28,20 @@ class VNet(nn.Module):
         hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
         slope: a at the start.
         offset: b at the start.
+        floor: c, the smallest weight; Qu et al.: 0.
+        max_slope: largest a; at it a pair's slope has no gradient. Qu et al.: None.
     """
 
-    def __init__(self, hidden: Sequence[int] = (64, 16), slope: float = 1.0, offset: float = 0.0):
+    def __init__(
+        self,
+        hidden: Sequence[int] = (64, 16),
+        slope: float = 1.0,
+        offset: float = 0.0,
+        floor: float = 0.0,
+        max_slope: float | None = None,
+    ):
         super().__init__()
+        self.floor, self.max_slope = floor, max_slope
         widths = [2, *hidden]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
@@ -58,13 +68,17 @@ class VNet(nn.Module):
         with torch.autocast(u.device.type, enabled=False):
             inputs = torch.stack([delta, u], dim=1).detach().to(self._last.weight.dtype)
             a, b = self.layers(inputs).unbind(1)
-            return torch.sigmoid(a * inputs[:, 1] + b), a, b
+            if self.max_slope is not None:
+                a = a.clamp(max=self.max_slope)
+            g = torch.sigmoid(a * inputs[:, 1] + b)
+            return self.floor + (1 - self.floor) * g, a, b
 
 
 def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
     """Write VNet and the run's JSON ``settings`` into an existing folder."""
     hidden = [layer.out_features for layer in vnet.layers if isinstance(layer, nn.Linear)][:-1]
-    shape = {"hidden": hidden, "inputs": ["delta", "u"], "outputs": ["a", "b"], "weight": "sigmoid(a u + b)"}
+    shape = {"hidden": hidden, "floor": vnet.floor, "max_slope": vnet.max_slope, "inputs": ["delta", "u"]}
+    shape |= {"outputs": ["a", "b"], "weight": "floor + (1 - floor) sigmoid(min(a, max_slope) u + b)"}
     text = json.dumps(shape | settings, indent=2, ensure_ascii=False)
     (Path(folder) / CONFIG).write_text(text + "\n", encoding="utf-8")
     save_file({name: value.cpu() for name, value in vnet.state_dict().items()}, Path(folder) / WEIGHTS)
@@ -81,7 +95,7 @@ def load_vnet(folder: str | Path) -> VNet:
     folder = local_path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        vnet = VNet(config["hidden"])
+        vnet = VNet(config["hidden"], floor=config["floor"], max_slope=config["max_slope"])
         vnet.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError:
         raise UserError(

@@ -52,6 +52,9 @@ class VNetWeighting(Weighting):
         start_slope: a of every pair before VNet learns; Qu et al.: 1.
         start_offset: b of every pair before VNet learns; Qu et al.: 0; "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
+        floor: c, the smallest weight: g = c + (1 - c) sigmoid(a u + b); docs/methods.md has what it does.
+            Qu et al.: 0.
+        max_slope: largest a; None (Qu et al.) for no bound.
         mean_one: divide the weights of an optimizer-step batch by their mean; not in Qu et al.
         soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in Qu et al.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
@@ -78,6 +81,8 @@ class VNetWeighting(Weighting):
         alpha_in_gradient: bool = True,
         start_slope: float = 1.0,
         start_offset: float | Literal["auto"] = 0.0,
+        floor: float = 0.0,
+        max_slope: float | None = None,
         mean_one: bool = False,
         check_every: int | None = None,
         soft_labels: bool = False,
@@ -86,6 +91,12 @@ class VNetWeighting(Weighting):
         check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
         check_within("(0, inf)", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
         check_within("[0, inf)", virtual_lr=virtual_lr)
+        check_within("[0, 1)", floor=floor)
+        if max_slope is not None and max_slope < start_slope:
+            raise UserError(
+                f"max_slope is {max_slope:g}, but start_slope is {start_slope:g}; give a larger max_slope or "
+                "a smaller start_slope."
+            )
         if not hidden or min(hidden) < 1:
             raise UserError(
                 f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (Qu et al.: 64, 16)."
@@ -108,7 +119,9 @@ class VNetWeighting(Weighting):
         # A separate random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
-            self.vnet = VNet(hidden, start_slope, start)
+            self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
+        self.floor = floor
+        self.max_slope = max_slope
         self.start_slope = start_slope
         self.start_offset = start_offset
         self.mean_one = mean_one

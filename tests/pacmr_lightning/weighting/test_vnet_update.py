@@ -114,7 +114,11 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
     omega = policy.adapter()
     names, values = list(omega), list(omega.values())
     found = Rewards(policy.log_probs(train), train.reference, BETA)
-    g = weighting.vnet(found.delta.detach(), found.u.detach())[0]
+    u, c = found.u.detach(), weighting.floor
+    _, a, b = weighting.vnet(found.delta.detach(), u)
+    if weighting.max_slope is not None:
+        assert 0 < (a == weighting.max_slope).sum() < len(a)
+    g = c + (1 - c) / (1 + torch.exp(-a * u - b))
     if weighting.mean_one:
         g = g / g.mean()
     losses = g * DPO(BETA)(found)
@@ -176,6 +180,8 @@ def moved_weighting(outer, estimator, alpha, **options):
     with torch.no_grad():
         for p in weighting.vnet.parameters():
             p.add_(0.3 * torch.randn_like(p))
+    if weighting.max_slope is not None:  # some of the moved slopes are above
+        weighting.max_slope = weighting.vnet.max_slope = -1.5
     return weighting
 
 
@@ -193,7 +199,12 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
     return caught, weighting.update(pairs, meta, 99.0, 1.0)
 
 
-OPTIONS = ({}, {"mean_one": True}, {"soft_labels": True, "start_offset": 0.4})
+OPTIONS = (
+    {},
+    {"mean_one": True},
+    {"soft_labels": True, "start_offset": 0.4},
+    {"floor": 0.3, "max_slope": 1.2, "mean_one": True},
+)
 ESTIMATORS = (
     (GhostDotProduct(clip=None), 1e-9, None),
     (GhostDotProduct(clip=None), 1e-9, 2),
@@ -201,7 +212,7 @@ ESTIMATORS = (
 )
 # Any two of an estimator, an outer objective and options meet.
 CASES = [
-    (*estimator, outer, OPTIONS[(i + j) % 3])
+    (*estimator, outer, OPTIONS[(i + j) % 4])
     for i, estimator in enumerate(ESTIMATORS)
     for j, outer in enumerate(OUTER)
 ]
