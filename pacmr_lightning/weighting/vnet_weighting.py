@@ -84,8 +84,8 @@ class VNetWeighting(Weighting):
         keep_gradients: AskedGradients = "auto",
     ):
         check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
-        check_within("(0, inf)", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
-        check_within("[0, inf)", virtual_lr=virtual_lr)
+        check_within("(0, 1e30]", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
+        check_within("[0, 1e30]", virtual_lr=virtual_lr)
         if not hidden or min(hidden) < 1:
             raise UserError(
                 f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (Qu et al.: 64, 16)."
