@@ -1,10 +1,12 @@
 """Callbacks that save checkpoints: every n updates, at chosen updates, at the end and at a signal."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +31,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     It saves before the next update, after a validation and after metrics are logged, and ``last.ckpt`` after
     all other callbacks' ``on_train_end``, and before the last update, so that a failure in the last
-    validation or at the end costs one update. If ``monitor`` is a metric of the validation, each validated
+    validation or at the end costs one update. A resumed run keeps its best states, also with other intervals
+    or in a folder that was moved. If ``monitor`` is a metric of the validation, each validated
     state may be among the ``save_top_k`` best (with ``every_n_epochs`` those of every n-th epoch), whatever
     the interval of ``last.ckpt``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
     ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
@@ -49,11 +52,48 @@ class RunCheckpoint(ModelCheckpoint):
         ):
             if getattr(self, option) == value:
                 raise UserError(f"checkpoint.{option} is {str(value).lower()}, but {why}.")
+        if self.save_last is False and self.save_top_k == 0:
+            raise UserError("checkpoint.save_last is false and save_top_k 0, so nothing is saved; set one.")
         self._validated, self._of_validation = -1, False
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
         self.save_last = True if self.save_last is None else self.save_last
+        self._check_name()
         super().setup(trainer, pl_module, stage)
+
+    def _check_name(self) -> None:
+        """Refuse a name of files with folders, or that several states or ``last.ckpt`` would share."""
+        self._in_name = set(re.findall(r"{(.*?)[:}]", self.filename or "{epoch}-{step}"))
+        whole = dict.fromkeys(("epoch", "step"), torch.tensor(0))
+        zeros = dict.fromkeys(self._in_name, torch.tensor(0.0)) | whole
+        with suppress(ValueError, KeyError, IndexError, TypeError):  # no format
+            path = Path(self.format_checkpoint_name(zeros))
+            one_folder = path.parent == Path(os.path.normpath(self.dirpath or ""))
+            distinct = "step" in self._in_name or self.save_top_k in (0, 1)
+            if one_folder and distinct and path.stem != self.CHECKPOINT_NAME_LAST:
+                return
+        raise UserError(
+            f"checkpoint.filename is {self.filename}, but it must be a name without folders, other than last "
+            "and with {step} if save_top_k keeps several states, such as best-{step}-{val/loss:.3f} (with "
+            "auto_insert_metric_name false)."
+        )
+
+    @property
+    def state_key(self) -> str:
+        """Key of the state in checkpoints, in which other intervals find the best states too."""
+        return f"{type(self).__qualname__} of the {self.mode} {self.monitor}"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best states; in a run's folder that was moved they are found by their names."""
+        moved = {
+            path: str(Path(self.dirpath or "") / Path(path).name) for path in state_dict["best_k_models"]
+        }
+        if moved and all(map(os.path.isfile, moved.values())):
+            kept = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
+            paths = ("best_model_path", "kth_best_model_path")
+            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in paths}
+            state_dict |= {"best_k_models": kept, "dirpath": self.dirpath}
+        super().load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle signals from here on."""
@@ -61,6 +101,11 @@ class RunCheckpoint(ModelCheckpoint):
         started_by_cli = any(isinstance(callback, SaveRunConfig) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if trainer.is_global_zero and not started_by_cli and isinstance(pl_module, PreferenceModule):
             write_config(trainer, pl_module)
+        if self.monitor is not None and self.save_top_k > 0:
+            side = "lowest" if self.mode == "min" else "highest"
+            rank_zero_info(
+                f"The best checkpoint has the {side} {self.monitor} (checkpoint.mode {self.mode})."
+            )
         self._last_global_step_saved = trainer.global_step
         self._received = 0
         wanted = [signal.SIGTERM, signal.SIGINT]
@@ -91,21 +136,27 @@ class RunCheckpoint(ModelCheckpoint):
         self._before = trainer.callback_metrics.get(self.monitor or "")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note which state was validated; refuse to monitor what the run does not log."""
+        """Note which state was validated; refuse metrics that the run does not log."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         found = trainer.callback_metrics
-        if self.monitor is not None and self.monitor not in found:
-            # Lightning sets log_every_n_steps without declaring it.
-            trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
-            if trained or self.monitor.startswith("val/"):
-                raise UserError(
-                    f"checkpoint.monitor is {self.monitor}, which this run does not log; choose one of "
-                    f"{', '.join(sorted(found))}."
-                )
+        # Lightning sets log_every_n_steps without declaring it.
+        trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
+        self._check_logged(found, ("monitor", "filename"), trained)
         if not trainer.sanity_checking:
             self._validated = trainer.global_step
             self._of_validation |= found.get(self.monitor or "") is not self._before
+
+    def _check_logged(self, found: dict[str, Any], options: tuple[str, ...], trained: bool = True) -> None:
+        """Refuse options with a metric that is not in ``found`` although it could be."""
+        wanted = {"monitor": {self.monitor or "step"}, "filename": self._in_name}
+        for option in options:
+            for name in sorted(wanted[option] - {"epoch", "step"} - found.keys()):
+                if trained or name.startswith("val/"):
+                    raise UserError(
+                        f"checkpoint.{option} is {getattr(self, option)}, but this run does not log {name}; "
+                        f"choose one of {', '.join(sorted(found))}."
+                    )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Save the state after the last update, if due or after a signal."""
@@ -166,6 +217,7 @@ class RunCheckpoint(ModelCheckpoint):
         if self._of_validation:  # any validated state may be the best
             best = validated and (of_epoch or not epochs)
         if best and (self.monitor is None or self.monitor in metrics):
+            self._check_logged(metrics, ("filename",))
             self._save_topk_checkpoint(trainer, metrics)
             due |= self._last_global_step_saved == now
         if due or ended:

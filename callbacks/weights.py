@@ -114,8 +114,9 @@ class WeightRecorder(Callback):
 class NoiseMask(Callback):
     """Injected label noise of the training rows.
 
-    Tags: none. Files: ``noise_mask.parquet``, written before training, with ``id``, ``flipped`` and, if
-    known, ``annotator`` of each training row; none for data without ``noise_flips``. Cost: none in training.
+    Tags: none. Files: ``noise_mask.parquet``, written before training, with ``id``, ``flipped``,
+    ``texts`` (a hash; null if it was dropped) and, if known, ``annotator`` of each training row; none for
+    data without ``noise_flips``. Cost: none in training.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -125,6 +126,8 @@ class NoiseMask(Callback):
         if flips is None or not trainer.is_global_zero:
             return
         columns = {"id": pa.array(flips, pa.string()), "flipped": pa.array(flips.values(), pa.bool_())}
+        if texts := getattr(data, "noise_texts", None):
+            columns["texts"] = pa.array(map(texts.get, flips), pa.string())
         if annotators is not None:
             columns["annotator"] = pa.array((annotators[pair] for pair in flips), pa.string())
         table = pa.table(columns)

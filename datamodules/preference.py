@@ -178,6 +178,8 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Counts after ``setup``, by split: ``rows``, ``kept``, ``flipped``, those left out by reason."""
         self.noise_flips: dict[str, bool] | None = None
         """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
+        self.noise_texts: dict[str, str] = {}
+        """Hashes of the texts of those that are kept."""
         self.annotators: dict[str, str | None] | None = None
         """After ``setup("fit")``, annotators by id of the training rows; None alone if all are unknown."""
         self.clean_pairs: TokenizedPairs | None = None
@@ -286,6 +288,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.noise is not None:
             self.noise_flips = self.noise.flips(found, self.noise_seed)
             swapped = [self.noise_flips[name] for name in ids]
+            self.noise_texts = dict(zip(ids, rows["texts"][:], strict=True))
         known = found["annotator"][:]
         if isinstance(self.noise, AnnotatorNoise):
             known = self.noise.annotators(found)
@@ -298,6 +301,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self._kept = list(range(len(pairs)))
         if self.clean_pairs is not None and self.hold_out_clean_meta:
             held_out = set(self.clean_pairs.rows["id"][:])
+            self._check_held_out(rows, held_out.intersection(ids))
             self._kept = [i for i, name in enumerate(ids) if name not in held_out]
             pairs = pairs.select(self._kept)
             counts["in clean_meta"] = len(rows) - len(pairs)
@@ -314,6 +318,17 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             self._by_rules = sum(names[i] not in own for i in pairs.with_augmented_prompt)
         self._announce(self.source.name, "train", found, counts)
         return pairs
+
+    def _check_held_out(self, rows: Dataset, shared: set[str]) -> None:
+        """Refuse clean pairs with the ids of training pairs and other texts; labels may differ."""
+        assert self.clean_pairs is not None
+        ours, theirs = (_contents(each, shared) for each in (rows, self.clean_pairs.rows))
+        if other := sorted(name for name in shared if ours[name] != theirs[name]):
+            raise UserError(
+                f"clean_meta has the id {other[0]!r} of a training pair with other texts ({len(other)} of "
+                f"{len(shared)} common ids), so it cannot be held out; give clean pairs of these data, or "
+                "set data.hold_out_clean_meta false."
+            )
 
     def _announce(self, name: str, split: str, found: Dataset, counts: Counts) -> None:
         self.counts[split] = counts
@@ -478,6 +493,14 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 f"after update {self.trainer.global_step} are of different pairs."
             )
         check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
+
+
+def _contents(rows: Dataset, ids: set[str]) -> dict[str, tuple[list[int], list[list[int]]]]:
+    """Return prompt and responses of some pairs as tokens, whichever response is chosen."""
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+    wanted = rows.select([i for i, name in enumerate(rows["id"][:]) if name in ids])
+    values = zip(wanted["id"][:], *(wanted[name][:] for name in columns), strict=True)
+    return {name: (prompt, sorted(responses)) for name, prompt, *responses in values}
 
 
 def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:

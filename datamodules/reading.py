@@ -20,7 +20,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-_LAYOUT = 8
+_LAYOUT = 9
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -29,7 +30,7 @@ from .columns import PREFERENCES, SFT, TIE, VOTES, Columns, texts_key
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 9
+_LAYOUT = 10
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
@@ -49,7 +50,9 @@ NO_AUGMENTED_PROMPT = "no augmented prompt"
 
 TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
-ODDITIES = (*CHANGES, TWO_BOS)
+SPECIAL = "special tokens"
+"""Count of kept rows with a special token of the tokenizer inside of a text."""
+ODDITIES = (*CHANGES, TWO_BOS, SPECIAL)
 """Oddities of a kept row's tokens."""
 
 
@@ -199,13 +202,31 @@ def _tokenize_rows(
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
     empty = "empty completion" if count == 1 else "empty response"
-    for split, row, prompt_ids, *answers in zip(splits, texts, ids, *responses, strict=True):
+    odds = _special_tokens(tokenizer, splits, chats)
+    for split, odd, row, prompt_ids, *answers in zip(splits, odds, texts, ids, *responses, strict=True):
         out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
         changes = dict.fromkeys(change for side in row for change in side.changes)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
-        out["odd"].append([*changes, *twice])
+        out["odd"].append([*changes, *twice, *odd])
     return out
+
+
+def _special_tokens(
+    tokenizer: PreTrainedTokenizerBase, splits: list[PromptAndResponses], chats: list[bool]
+) -> Iterator[list[str]]:
+    """Yield ``SPECIAL`` of rows with a special token in a message, or in a response before its end.
+
+    A prompt that is a text may be a conversation that was rendered before.
+    """
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
+    for split, chat in zip(splits, chats, strict=True):
+        messages = decode_messages(split.prompt) if chat and split.reason is None else []
+        found = any(special.search(str(message.get("content") or "")) for message in messages)
+        ends = filter(None, map(special.search, split.responses))
+        found = found or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
+        yield [SPECIAL] * found
 
 
 def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -298,6 +319,12 @@ def token_warnings(
                 f"({counts.examples[change]} for one), so the model learns what the template writes; change "
                 "the rows, or take another template."
             )
+    if SPECIAL in counts:
+        yield (
+            f"{place}: {counts[SPECIAL]} of {counts['kept']} rows have a special token, such as "
+            f"{tokenizer.eos_token}, inside of a text ({counts.examples[SPECIAL]} for one), which is read as "
+            "that token; take it out of the texts."
+        )
     if TWO_BOS in counts:
         yield (
             f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with BOS ({tokenizer.bos_token}) "

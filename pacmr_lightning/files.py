@@ -8,8 +8,10 @@ import os
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +102,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line, object_pairs_hook=partial(_unique_keys, place))
                 except json.JSONDecodeError as error:
                     raise UserError(
                         f"{place} is not JSON ({error.msg} at column {error.colno}); write one object a line."
@@ -122,6 +124,14 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(
             f"{path} is broken as a gzip file after {place}; compress or fetch it again."
         ) from None
+
+
+def _unique_keys(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise UserError(f"{place} has the key {name!r} twice in one object; keep one of them.")
+    return found
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -32,7 +32,8 @@ def masked(run):
 def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     cli.main([*base, "--data.noise_rates", "[0.1, 0.6]", "--model.method", "a"])
     first = Path("runs/preferences-a-noise10-60-seed42")
-    mask = dict(zip(*pq.read_table(first / "noise_mask.parquet").to_pydict().values(), strict=True))
+    columns = pq.read_table(first / "noise_mask.parquet").to_pydict()
+    mask = dict(zip(columns["id"], columns["flipped"], strict=True))
     assert len(mask) == 64
     cli.main([*base, *masked(first), "--model.method", "a"])
     second = Path("runs/preferences-a-noiseNoiseFromMask-seed42")

@@ -33,6 +33,7 @@ ADVISORIES = {
     "sentencepiece": ("0.2.0",),
     "pyarrow": ("21.0.0", "23.0.0"),
     "mlflow-skinny": ("3.12.0",),
+    "scikit-learn": ("1.4.2",),
     "tqdm": ("4.66.2",),
     "filelock": ("3.20.2",),
 }

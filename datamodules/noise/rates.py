@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError
 
+from ..columns import texts_key
 from ..hashing import unit_hash
 from ..prompts import split_row
 from ..reading import numbered_rows
@@ -77,7 +79,8 @@ class NoiseFromMask(LabelNoise):
     """Label noise from a file of flips.
 
     Args:
-        mask: JSON Lines or Parquet with ``id`` and ``flipped``, as a run keeps it in ``noise_mask.parquet``.
+        mask: JSON Lines or Parquet with ``id``, ``flipped`` and perhaps ``texts``, a hash, as a run keeps it
+            in ``noise_mask.parquet``.
     """
 
     def __init__(self, mask: str):
@@ -85,7 +88,7 @@ class NoiseFromMask(LabelNoise):
 
     def probabilities(self, rows: Dataset) -> list[float]:
         """Return 1 for rows that are flipped, 0 for the others."""
-        mask = {}
+        mask, texts = {}, {}
         for place, row in numbered_rows(self.mask):
             name, flipped = row.get("id"), row.get("flipped")
             if name is None or flipped not in (True, False):
@@ -94,10 +97,22 @@ class NoiseFromMask(LabelNoise):
                     "false."
                 )
             mask[str(name)] = float(flipped)
+            texts[str(name)] = row.get("texts")
         ids = rows["id"][:]
         if missing := [pair for pair in ids if pair not in mask]:
             raise UserError(
                 f"mask is {self.mask}, but it lacks {len(missing)} of the {len(ids)} training "
                 f"pairs, {missing[0]!r} for one; give the mask of these pairs."
+            )
+        keys = (texts_key(*row) for row in values_of(rows, "prompt", "chosen", "rejected"))
+        pairs = zip(ids, keys, strict=True)
+        if other := [pair for pair, key in pairs if texts[pair] is not None and texts[pair] != key]:
+            raise UserError(
+                f"mask is {self.mask}, but there {len(other)} of the {len(ids)} training pairs have other "
+                f"texts, {other[0]!r} for one; give the mask of these pairs."
+            )
+        if bare := sum(texts[pair] is None for pair in ids):
+            rank_zero_info(
+                f"{self.mask} has no texts of {bare} of {len(ids)} pairs, which are found by id alone."
             )
         return [mask[pair] for pair in ids]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
 import jsonargparse
+import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from ..errors import UserError
@@ -16,12 +17,14 @@ from .output import only_results
 from .sentences import cause_of
 from .shipped_configs import with_files
 from .short_forms import with_source
+from .unique_keys import load
 
 NUMBERS = (int | float, int | float | None)
 """Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
 
 add_instantiator(construct, object)
 # Classes in the free options of a sweep's cells stay text.
+jsonargparse.set_loader("yaml", load, (yaml.YAMLError,))
 jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 

@@ -126,8 +126,8 @@ def export(
     print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
     if not merged and hub_base is None:
         print(
-            f"The adapter needs its base, {found.base} (base_model_name_or_path in adapter_config.json); "
-            "--merged writes a whole model.",
+            f"The adapter needs its base, {os.path.abspath(found.base)} (base_model_name_or_path in "
+            "adapter_config.json); --merged writes a whole model.",
         )
     if push is not None:
         files = {path.name: path for path in sorted(Path(out).iterdir())}

@@ -29,7 +29,7 @@ from ..command_line.plain_table import plain_table
 from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, resolve_auto, use_lora_deepspeed
@@ -149,6 +149,12 @@ class PacmrCLI(LightningCLI):
         """Make trainer, module and datamodule."""
         super().instantiate_classes()
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise UserError(f"seed_everything: {first_line(error)}; give another.") from None
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's version overrides the command line with the checkpoint's options."""
 
@@ -166,8 +172,12 @@ class PacmrCLI(LightningCLI):
         resolve_auto(config)
         use_lora_deepspeed(config)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
-        if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = str(root / CHECKPOINTS)
+        if (given := config.checkpoint.dirpath) is not None:
+            raise UserError(
+                f"checkpoint.dirpath is {given}, but audit, refine and export read the run's own folder; "
+                "leave it out, and name that folder with --output."
+            )
+        config.checkpoint.dirpath = str(root / CHECKPOINTS)
         if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
             raise UserError(
                 f"The folder {root} already holds a run; continue it with --ckpt_path last, or name another "

@@ -34,7 +34,7 @@ from .finite import check_finite
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import (
-    check_schedule,
+    check_optimizer,
     log_short_run,
     planned_updates,
     suited_learning_rate,
@@ -97,7 +97,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         max_new_tokens: int = 128,
     ):
         super().__init__()
-        check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
+        check_optimizer(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
         check_within("(0, inf]", ", or null for none", max_grad_norm=max_grad_norm)
         check_at_least(1, micro_batch_tokens=micro_batch_tokens)
         if isinstance(micro_batch_size, int):

@@ -30,9 +30,18 @@ def suited_learning_rate(parameters: int) -> tuple[float, str]:
     return next((rate, why) for most, rate, why in LEARNING_RATES if parameters <= most)
 
 
-def check_schedule(learning_rate: float | None, warmup_ratio: float, min_lr_ratio: float) -> None:
-    """Raise UserError if a schedule option is out of its range."""
-    check_within("(0, inf)", " (Qu et al.: 5e-6)", learning_rate=learning_rate)
+def check_optimizer(
+    learning_rate: float | None,
+    betas: tuple[float, float],
+    weight_decay: float,
+    warmup_ratio: float,
+    min_lr_ratio: float,
+) -> None:
+    """Raise UserError if an option of AdamW or of its schedule is out of its range."""
+    check_within("(0, 1e30]", " (Qu et al.: 5e-6)", learning_rate=learning_rate)
+    for beta in betas:
+        check_within("[0, 1)", " (usual: 0.9 and 0.95)", **{"one of betas": beta})
+    check_within("[0, 1e30]", weight_decay=weight_decay)
     check_within("[0, 1)", ", a share of the updates", warmup_ratio=warmup_ratio)
     check_within("[0, 1]", ", a share of the peak", min_lr_ratio=min_lr_ratio)
 

@@ -39,7 +39,7 @@ from .datamodule import datamodule
 from .finite import check_finite
 from .micro_batch_finder import Way, can_be_tried, chosen, first_that_fits, forward_and_backward
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_schedule, log_short_run, planned_updates, warmup_cosine
+from .schedule import check_optimizer, log_short_run, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 IGNORED = -100
@@ -118,7 +118,7 @@ class SFTModule(TrainedOnly):
                 f"model is {model!r} and from_scratch is {from_scratch!r}; give exactly one of them: a "
                 "pretrained model, or the shape of a new one."
             )
-        check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
+        check_optimizer(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
         if dtype == "bfloat16" and lora is None:
             raise UserError(
                 "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "

@@ -41,7 +41,7 @@ class Objective(Recorded, ABC):
     """Assumed noise rate; "auto" until ``resolve_label_noise``, None if the loss has none."""
 
     def __init__(self, beta: float = 0.1):
-        check_within("(0, inf)", " and finite (usual: 0.1)", beta=beta)
+        check_within("(0, 1e30]", " (usual: 0.1)", beta=beta)
         self.beta = beta
 
     @abstractmethod

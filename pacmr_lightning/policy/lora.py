@@ -1,6 +1,7 @@
 """The policy's LoRA adapter: options, construction and checks."""
 
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -92,6 +93,9 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                 f"({said[:160]}); set it to {_listed(model, said)}."
             ) from None
         raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
+    config = adapted.peft_config[ADAPTER]
+    if os.path.isdir(base := str(config.base_model_name_or_path)):
+        config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
     layers = options.get("layers_to_transform")
     found = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     for layer in [layers] if isinstance(layers, int) else layers or []:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
-from ..errors import UserError, check_at_least, check_within
+from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
 from ..files import expanded
 from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
@@ -157,6 +157,8 @@ class PolicyModel(Recorded, nn.Module):
         """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
         self.generates_alone: bool | None = None
         """True if a prompt's neighbours change its responses; None until there are some."""
+        self.generates_cached = True
+        """False once the model's own cache has failed."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
         self._checked = (0, 0)
@@ -442,7 +444,18 @@ class PolicyModel(Recorded, nn.Module):
         # Cached keys would keep the frequencies of a shorter sequence.
         use_cache = self._length_limit is None or length <= self._length_limit
         try:
-            return self.peft.generate(**options, use_cache=use_cache)
+            if use_cache and self.generates_cached:
+                try:
+                    return self.peft.generate(**options, use_cache=True)
+                except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+                    if is_out_of_memory(error):
+                        raise
+                    self.generates_cached = False
+                    rank_zero_info(
+                        f"{self.name} does not generate from its cache ({first_line(error)}), so it computes "
+                        "each token from the whole text."
+                    )
+            return self.peft.generate(**options, use_cache=False)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

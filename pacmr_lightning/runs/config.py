@@ -19,7 +19,7 @@ from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..numerics import base_dtype
 from ..recorded import as_config
-from .folder import CHECKPOINTS, CONFIG
+from .folder import CONFIG
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 
@@ -48,8 +48,7 @@ class SaveRunConfig(SaveConfigCallback):
             elif isinstance(pl_module, SFTModule):
                 own = _network_options(config)
                 own["gradient_checkpointing"] = pl_module.hparams["gradient_checkpointing"]
-            if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
-                config.checkpoint.dirpath = None
+            config.checkpoint.dirpath = None  # in the run's folder, wherever that is moved
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
             write_text(root / CONFIG, text)
 

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
+from ..command_line.unique_keys import load
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
@@ -189,23 +190,6 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
     return sweep_of(read_yaml(path), path, jobs)
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML's loader without dates, and with an error for a key that is there twice."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as in PyYAML
-        sign: [one for one in those if one[0] != "tag:yaml.org,2002:timestamp"]
-        for sign, those in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Raise a YAMLError if a key occurs twice."""
-        keys = [key for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key.value in [one.value for one in keys[:number]]:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     """Return the contents of a sweep file, with empty settings as ``{}`` and ``~`` as home folders.
 
@@ -213,7 +197,7 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     that are like this one.
     """
     try:
-        found = expanded(yaml.load(Path(resolved(path)).read_text(encoding="utf-8"), _UniqueKeys))
+        found = expanded(load(Path(resolved(path)).read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

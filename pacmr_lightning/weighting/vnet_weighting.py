@@ -89,8 +89,8 @@ class VNetWeighting(Weighting):
         keep_gradients: AskedGradients = "auto",
     ):
         check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
-        check_within("(0, inf)", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
-        check_within("[0, inf)", virtual_lr=virtual_lr)
+        check_within("(0, 1e30]", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
+        check_within("[0, 1e30]", virtual_lr=virtual_lr)
         check_within("[0, 1)", floor=floor)
         if max_slope is not None and max_slope < start_slope:
             raise UserError(

@@ -69,6 +69,14 @@ ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
         (["--model.policy.lora_options", "{r: 4, lora_dropout: 0.1}"], "the key 'r', which would be ignored"),
         (["--data.source.init_args.train", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--data.max_length", "3"], "max_length"),
+        (
+            ["--model.learning_rate", "1e39"],
+            "learning_rate is 1e+39, but it must be above 0 and at most 1e30",
+        ),
+        (["--model.weight_decay", "-0.1"], "weight_decay is -0.1, but it must be at least 0"),
+        (["--model.betas", "[0.9, 1]"], "one of betas is 1.0, but it must be at least 0 and below 1"),
+        (["--model.objective", "DPO", "--model.objective.beta", "1e39"], "beta is 1e+39, but"),
+        (["--seed_everything", "-1"], "seed_everything: -1 is not in bounds"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--trainer.gradient_clip_val", "1"], "gradient"),
         (["--trainer.accelerator", "nothing"], "invalid accelerator name"),
@@ -103,6 +111,10 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
     [
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\nnot JSON\n', "line 2"),
         ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
+        (
+            '{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n',
+            "line 1 has the key 'chosen' twice",
+        ),
         ('{"prompt": "a", "chosen": "b", "rejected": 3}\n', "rejected"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),
         ("", "empty"),

@@ -220,6 +220,11 @@ OUTER = "init_args: {outer: {class_path: PromptAugmentationConsistency, init_arg
     [
         *texts(CONFIGS.replace("OUTER", OUTER)),
         ("model: [1,\ntrainer: 3\n", "bad.yaml: not valid YAML ("),
+        (
+            "trainer: {max_epochs: 1}\ntrainer: {max_steps: 3}\n",
+            "bad.yaml: not valid YAML (trainer is there twice at line 2",
+        ),
+        ("data: {seed: 1, task: x, seed: 2}\n", "bad.yaml: not valid YAML (seed is there twice at line 1"),
         ("", "bad.yaml: expected options with their values, as in YAML, but got nothing."),
     ],
 )

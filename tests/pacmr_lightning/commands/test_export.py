@@ -176,6 +176,18 @@ def test_an_adapter_on_its_base_is_the_policy(kind, trained, exported, capsys):
     assert json.loads((out / "adapter_config.json").read_text())["inference_mode"]
 
 
+def test_an_adapter_is_loaded_from_anywhere(tiny_llama, write_rows, pair_rows, tmp_path, monkeypatch):
+    """Its base was named by a path that is relative to another folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("base")
+    rows = write_rows(pair_rows(8))
+    files = f"--data.source Files --data.source.train {rows} --data.source.validation {rows}"
+    cli.main(short_fit("base", f"{files} --data.global_batch_size 8 --output run --trainer.max_steps 1"))
+    cli.main(["export", "run", "out"])
+    monkeypatch.chdir(tmp_path.parent)
+    AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
 def test_tokenizer_and_configs_are_the_bases(trained, exported):
     for kind, dropout in (("gpt2", "resid_pdrop"), ("pacmr", "attention_dropout")):
         out, base = exported(kind, "--merged"), trained(kind).parent / "model"

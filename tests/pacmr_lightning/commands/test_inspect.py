@@ -301,6 +301,31 @@ def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     assert numbers["splits"]["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
 
 
+def test_special_tokens_in_texts_are_said(inspect, tokenizer, tmp_path):
+    """In messages, and in responses before their end; a prompt that is a text may have been rendered."""
+    rows = [
+        {"prompt": f"<bos>What is {i}?<eos>", "chosen": " calm<eos>", "rejected": " rain"} for i in range(4)
+    ]
+    numbers, _ = inspect(rows, rows[:1])
+    assert "special tokens" not in numbers["splits"]["train"]["counts"]
+    rows[2] |= {"id": "odd", "rejected": " rain <eos> and more"}
+    numbers, _ = inspect(rows, rows[:1])
+    sentence = (
+        "train: 1 of 4 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
+    )
+    assert [said[: len(sentence)] for said in numbers["splits"]["train"]["warnings"]] == [sentence]
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    tokenizer.save_pretrained(tmp_path / "own")
+    chat = lambda words: {  # noqa: E731
+        "prompt": [{"role": "user", "content": words}],
+        **{side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")},
+    }
+    numbers, _ = inspect(
+        [chat("sea"), chat("sea<eos>")], [chat("calm")], "--tokenizer", str(tmp_path / "own")
+    )
+    assert numbers["splits"]["train"]["counts"]["special tokens"] == 1
+
+
 def test_what_the_template_changes_is_said(inspect, tokenizer, tmp_path):
     """One line for each kind of change, with a count and a row."""
     tokenizer.chat_template = (

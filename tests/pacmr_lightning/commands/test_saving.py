@@ -201,8 +201,21 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pai
     [
         (
             "--checkpoint.monitor val/accuracy",
-            "val/accuracy, which this run does not log; choose one of val/",
+            "monitor is val/accuracy, but this run does not log val/accuracy; choose one of val/",
         ),
+        ("--checkpoint.filename {step}-{val/lost:.2f}", "does not log val/lost; choose one of val/"),
+        (
+            "--checkpoint.filename best --checkpoint.save_top_k 2 --checkpoint.monitor val/loss",
+            "with {step} if",
+        ),
+        ("--checkpoint.filename e{epoch} --checkpoint.save_top_k -1", "filename is e{epoch}, but"),
+        ("--checkpoint.filename {val/loss} --checkpoint.auto_insert_metric_name true", "without folders"),
+        ("--checkpoint.filename a/{step}", "filename is a/{step}, but it must be a name without folders"),
+        ("--checkpoint.filename last", "other than last"),
+        ("--checkpoint.filename {step:q}", "such as best-{step}-{val/loss:.3f}"),
+        ("--checkpoint.filename {step", "filename is {step, but"),
+        ("--checkpoint.save_last false --checkpoint.save_top_k 0", "so nothing is saved"),
+        ("--checkpoint.dirpath elsewhere", "audit, refine and export read the run's own folder"),
         ("--checkpoint.save_on_exception true", "a failure leaves half an update; lower every_n_train_steps"),
         ("--checkpoint.save_weights_only true", "no run goes on from weights alone"),
         ("--checkpoint.save_last link", "save_last is link, but last.ckpt is the last state"),
@@ -211,6 +224,29 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pai
 def test_checkpoint_options_that_are_refused(options, said, pairs, tmp_path, capsys):
     assert said in fails(capsys, pairs(more=options))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_best_of_a_resumed_run(moved, pairs, tmp_path, caplog):
+    """They are those of both parts of the run, whatever the interval, and wherever its folder is."""
+    best = "--trainer.val_check_interval 1 --checkpoint.monitor val/loss --checkpoint.save_top_k 2"
+    best += " --checkpoint.filename {step}-{val/loss:.6f}"
+    cli.main(pairs(more=f"{best} --checkpoint.mode max"))
+    assert "The best checkpoint has the highest val/loss (checkpoint.mode max)" in caplog.text
+    if moved:
+        shutil.move(tmp_path / "run", tmp_path / "there")
+    run = tmp_path / ("there" if moved else "run")
+    before = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
+    more = f"{best} --checkpoint.mode max --ckpt_path last --trainer.max_epochs 2"
+    cli.main(pairs(folder=run.name, more=f"{more} --checkpoint.every_n_train_steps 100"))
+    with (run / "metrics.csv").open(newline="") as file:
+        found = {
+            f"{int(row['step']) + 1}-{float(row['val/loss']):.6f}.ckpt": float(row["val/loss"])
+            for row in csv.DictReader(file)
+            if row["val/loss"]
+        }
+    kept = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
+    assert len(found) == 12 and kept == set(sorted(found, key=found.get)[-2:]) and kept & before
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import seed_everything
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, xLSTMConfig, xLSTMForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
@@ -18,7 +18,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 
-from ...conftest import quiet_trainer, short_fit, write_lines
+from ...conftest import quiet_trainer, read_lines, short_fit, write_lines
 
 SIZE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZE |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 16}
@@ -175,6 +175,31 @@ def test_responses_to_prompts_of_any_length(name, save):
                 tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
             assert found == tokens[len(prompt) :]
     assert policy.generates_alone is (name == "rwkv")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_cache_that_fails(tmp_path, tokenizer, write_rows, pair_rows, caplog):
+    """transformers' xLSTM refuses its own cache, so predict computes without one, and says so."""
+    kernels = {"chunkwise_kernel": "chunkwise--native_autograd", "step_kernel": "native"}
+    kernels["sequence_kernel"] = "native_sequence__native"
+    size = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2}
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    model = xLSTMForCausalLM(xLSTMConfig(**size, **kernels, **special)).eval()
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    rows, run = write_rows(pair_rows(8)), tmp_path / "run"
+    files = f"--data.source Files --data.source.train {rows} --data.source.validation {rows}"
+    options = f"{files} --data.global_batch_size 8 --trainer.max_steps 1 --model.learning_rate 1e-30"
+    cli.main(short_fit(tmp_path / "base", f"{options} --output {run}"))
+    words = f"--config {run}/config.yaml --ckpt_path last --model.max_new_tokens 5 --data.predict_prompts 3"
+    cli.main(["predict", *words.split()])
+    assert "does not generate from its cache (matC_old has wrong shape" in caplog.text
+    for row in read_lines(run / "generations.jsonl"):
+        ids = tokenizer(row["prompt"], return_tensors="pt").input_ids
+        tokens = ids
+        for _ in range(row["response_tokens"]):
+            tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert tokenizer.decode(tokens[0, ids.shape[1] :]) == row["response"]
 
 
 @pytest.fixture
