@@ -202,7 +202,7 @@ class VNetSurfaces(VisitFigures):
             b=offset,
             density=density(visits, delta, u),
             visits=visits,
-            floor=getattr(pl_module.weighting, "floor", 0.0),
+            floor=getattr(getattr(pl_module, "weighting", None), "floor", 0.0),
         )
 
 
