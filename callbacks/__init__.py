@@ -3,6 +3,7 @@
 from .dashboard import Dashboard
 from .generation_writer import GenerationWriter
 from .health import Health
+from .kl_guard import KLGuard
 from .progress import LogProgress, Throughput
 from .run_checkpoint import RunCheckpoint, Snapshots
 from .run_summary import RunSummary
@@ -17,6 +18,7 @@ __all__ = [
     "GenerationWriter",
     "GoldReward",
     "Health",
+    "KLGuard",
     "LogProgress",
     "NoiseMask",
     "RunCheckpoint",

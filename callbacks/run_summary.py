@@ -12,6 +12,7 @@ import peft
 import torch
 import transformers
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
@@ -21,6 +22,7 @@ from pacmr_lightning.objectives import Objective
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
+from pacmr_lightning.weighting import VNetWeighting
 
 from ..flip_detection import weight_gap
 from .visits import VisitsCallback, record_of
@@ -37,6 +39,7 @@ class RunSummary(VisitsCallback):
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
+    - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and those that no confident pair allowed;
     - ``learned``, values that the objective learned, ``seconds`` of training, ``wall_seconds`` since this fit
       started, and ``pairs_per_second`` over all ranks.
 
@@ -144,6 +147,7 @@ class RunSummary(VisitsCallback):
             "wall_seconds": time.perf_counter() - self._began,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),
+            **_of_vnet(pl_module),
             "counts": None if data is None else data.counts,
             "versions": {
                 library.__name__: str(library.__version__)
@@ -183,3 +187,16 @@ def _validated(trainer: Trainer) -> int | None:
     if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
         return kept
     return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
+
+
+def _of_vnet(pl_module: Any) -> dict[str, int]:
+    """Return the numbers of VNet's updates and skips, and say so if it has learned nothing."""
+    weighting = getattr(pl_module, "weighting", None)
+    if not isinstance(weighting, VNetWeighting):
+        return {}
+    if not weighting.updates:
+        rank_zero_warn(
+            f"VNet learned nothing: none of its {weighting.skipped} meta-batches had a confident pair, so "
+            "all weights are those of the start, as with the method fixed. Try a lower tau, or a longer run."
+        )
+    return {"vnet_updates": weighting.updates, "vnet_skipped": weighting.skipped}
