@@ -76,7 +76,7 @@ class KLGuard(Callback):
             pl_module.log("val/guard/restored_step", float(self._step))
             trainer.should_stop = True
             rank_zero_warn(
-                f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats a token away "
+                f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats per token away "
                 f"from its reference on {self._number} held-out pairs. The run keeps the policy of update "
                 f"{self._step}. Try a lower learning_rate, a larger beta, or the method pacmr_robust "
                 "in place of pacmr."
@@ -87,7 +87,7 @@ class KLGuard(Callback):
             self._warned = True
             end = "" if self.stop is None else f"; at {self.stop:g} KLGuard ends the training"
             rank_zero_warn(
-                f"After {step} updates the policy is {kl:.2f} nats a token away from its reference on "
+                f"After {step} updates the policy is {kl:.2f} nats per token away from its reference on "
                 f"{self._number} held-out pairs. Read its responses: try a lower learning_rate, or a larger "
                 f"beta{end}."
             )

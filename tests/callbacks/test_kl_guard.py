@@ -45,7 +45,7 @@ def test_a_run_that_goes_too_far(fit, recwarn):
     vnet = {"weighting": {"class_path": "VNetWeighting", "init_args": {"every": 1}}}
     options = {"pairs": 4, "every": 2, "warn": 1e-4, "stop": 0.3}
     last = fit("run", [(GUARD, options)], 0.003, vnet)
-    said = [str(w.message) for w in recwarn if "nats a token away" in str(w.message)]
+    said = [str(w.message) for w in recwarn if "nats per token away" in str(w.message)]
     assert "KLGuard ends the training: after" in said[-1] and last["global_step"] < 16
     kept = int(said[-1].rpartition("the policy of update ")[2].partition(".")[0])
     summary = json.loads(Path("run/summary.json").read_text())
