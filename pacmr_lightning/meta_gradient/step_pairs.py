@@ -22,7 +22,7 @@ from ..memory import ram
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
-from ..policy.lora import UnhookedLoraError
+from ..policy.lora_layer import UnsupportedLoraError
 from ..policy.token_layout import Rows
 from ..ranks import min_over_ranks, ranks, sum_over_ranks
 from ..rewards import Rewards
@@ -88,14 +88,14 @@ class StepPairs(ABC):
         (1 - g) l(-u).
 
         Raises:
-            UnhookedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
+            UnsupportedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
         """
         if soft_labels:
             objective = SoftLabelDifference(objective)
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
                 return KeptStepPairs(policy, objective, batch, micro_batch_size)
-            except UnhookedLoraError:
+            except UnsupportedLoraError:
                 if keep is True:
                     raise
         return RecomputedStepPairs(policy, objective, batch, micro_batch_size)

@@ -4,7 +4,6 @@ import math
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -17,7 +16,6 @@ from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
-from ..meta_gradient.virtual_step import check_shifted
 from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
@@ -263,7 +261,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             check_savable(self.policy.peft, data.tokenizer, self.policy.name)
             data.fill_reference(self.policy)
             if self.weighting.every:
-                check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
+                self.policy.lora_layers()  # raises for experts
             if self.trainer.ckpt_path is None:  # else the checkpoint's choice
                 self._resolve_auto(data)
 

@@ -63,7 +63,7 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     torch.testing.assert_close(found.rewards.u, truth.u.detach())
     torch.testing.assert_close(found.losses, DPO(BETA)(truth).detach())
     assert not found.losses.requires_grad and all(p.grad is None for p in policy.parameters())
-    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+    assert all(layer.per_pair is None for layer in policy.lora_layers().values())
 
 
 @pytest.mark.parametrize("mean_one", [False, True])
@@ -97,7 +97,7 @@ def large(setting, monkeypatch):
     monkeypatch.setattr(module, "SMALL", 0)
     said = []
     monkeypatch.setattr(module, "rank_zero_info", said.append)
-    return policy, batch, 6 * 4 * sum(w.weight.numel() for w in policy.lora_linears().values()), said
+    return policy, batch, 6 * 4 * sum(w.numel() for w in policy.adapter().values()), said
 
 
 def kept(policy, batch, keep="auto") -> bool:
@@ -165,4 +165,4 @@ def test_layers_that_mix_rows(setting, make_batch):
     central = CentralDifference(1e-4, relative=True).coefficients(pairs, direction)
     exact = [sum(g.sum() for g in alone(policy, batch, i)) for i in range(6)]
     torch.testing.assert_close(central, torch.stack(exact), rtol=1e-5, atol=1e-7)
-    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+    assert all(layer.per_pair is None for layer in policy.lora_layers().values())

@@ -74,7 +74,7 @@ def test_ghost_is_exact(name, options, micro_batch_size, setting):
     assert exact.abs().min() > 1e-4  # something to be right about
     torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
     assert all(p.grad is None for p in policy.parameters())
-    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+    assert all(layer.per_pair is layer.shift is None for layer in policy.lora_layers().values())
 
 
 def test_central_difference(setting):
