@@ -25,8 +25,8 @@ from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
+from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
-from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .finite import check_finite
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
@@ -335,7 +335,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        # Lines 2 and 3: train batch at omega.
+        # Line 2: train batch at omega.
         pairs = StepPairs.of(
             self.policy,
             self.objective,
@@ -344,14 +344,11 @@ class PreferenceModule(Recorded, TrainedOnly):
             keep=learns and self.weighting.keep_gradients,
             soft_labels=self.weighting.soft_labels,
         )
-        if learns:
-            # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
-            meta = self._meta(batch)
-            lr, peak = optimizer.param_groups[0]["lr"], self.learning_rate
-            assert peak is not None  # since ``setup``
-            self.outer_values = self.weighting.update(pairs, meta, lr, peak)
-        # Line 12: update of omega under the new Theta.
-        inner = weighted_gradient(pairs, self.weighting)
+        # Lines 3 to 12: Theta, if due, and the gradient for omega.
+        assert self.learning_rate is not None  # since ``setup``
+        meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
+        inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
+        self.outer_values = values or self.outer_values
         self._observe(pairs, inner)
         if self.max_grad_norm is not None:
             clip(inner.gradient, self.max_grad_norm)

@@ -18,7 +18,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, model
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 from ..conftest import SHAPE
 
