@@ -47,10 +47,12 @@ def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken
             )
 
 
-def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str, own: bool = False) -> PeftModel:
+def add_lora(
+    model: PreTrainedModel, options: Mapping[str, Any], option: str, custom: bool = False
+) -> PeftModel:
     """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages.
 
-    With ``own``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
+    If ``custom``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
     """
     initial = options.get("init_lora_weights", True)
     if initial in _FROM_DATA:
@@ -80,7 +82,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str, ow
             # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
             with torch.device("cpu"):
                 config = LoraConfig(**options)
-                if own:
+                if custom:
                     config._register_custom_module(LAYERS)
                     config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
                 adapted = get_peft_model(model, config)
@@ -177,8 +179,8 @@ def check_lora(model: PeftModel) -> None:
         if not isinstance(layer, LoraLayer):
             continue
         variant = layer.lora_variant.get(ADAPTER)
-        plain = isinstance(layer, (PolicyLora, ParamWrapper)) and ADAPTER in layer.lora_A
-        if variant is not None or not plain:
+        kinds = PolicyLora, ParamWrapper
+        if variant is not None or ADAPTER not in layer.lora_A or not isinstance(layer, kinds):
             kind = type(variant or layer).__name__
             raise UserError(
                 f"The LoRA variant {kind} (layer {name}) bypasses the plain LoRA linears, which this method "
@@ -203,7 +205,7 @@ def check_lora(model: PeftModel) -> None:
 
 def own_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PolicyLora]:
     """Return the layers; raise UnsupportedLoraError for one that is PEFT's, on a mixture of experts."""
-    own = {name: layer for name, layer in layers.items() if isinstance(layer, PolicyLora)}
+    own: dict[str, PolicyLora] = {n: x for n, x in layers.items() if isinstance(x, PolicyLora)}
     for name, layer in layers.items():
         if isinstance(layer, ParamWrapper):
             linears = ", ".join(sorted({name.rpartition(".")[2] for name in own}))

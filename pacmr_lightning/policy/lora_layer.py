@@ -34,7 +34,7 @@ class UnsupportedLoraError(UserError):
     """A LoRA layer of a kind, or in a place, of which single pairs' gradients are not computed."""
 
 
-class PolicyLora:
+class PolicyLora(nn.Module):
     """PEFT's LoRA layer over any linear base; its options, parameters and files stay PEFT's.
 
     y = base(x) + s (B + dB)(A + dA) x, for (..., in) x, (r, in) A, (out, r) B and the scaling s.
@@ -47,7 +47,7 @@ class PolicyLora:
     per_pair: PerPair | None = None
     """If set, backward hands single pairs' gradients of A and B to it, and none to autograd."""
     compute_dtype: torch.dtype | None = None
-    """Of the products, where the input has it; else they are in the weights' dtype."""
+    """The dtype of the products where the input has it; else they are in that of the weights."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
@@ -66,7 +66,7 @@ class PolicyLora:
     def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Return (..., out) in the base's dtype."""
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
-            return super().forward(x, *args, **options)  # type: ignore[misc]
+            return super().forward(x, *args, **options)
         y = self.base_layer(x)
         if not self.enabled:
             return y
@@ -91,12 +91,12 @@ def lora_layer(base: nn.Module, adapter: str, **options: Any) -> nn.Module | Non
     return LoraLinear4bit(base, adapter, **options) if type(base).__name__ == "Linear4bit" else None
 
 
-LAYERS: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: lora_layer, Conv1D: lora_layer}
+LAYERS: dict[type[nn.Module], Any] = {nn.Linear: lora_layer, Conv1D: lora_layer}
 """For ``LoraConfig._register_custom_module``."""
 
 if hasattr(lora, "Linear4bit"):  # bitsandbytes is installed
 
-    class LoraLinear4bit(PolicyLora, lora.Linear4bit):
+    class LoraLinear4bit(PolicyLora, lora.Linear4bit):  # type: ignore[misc]
         """On a base in 4 bits, which PEFT merges in its own way."""
 
 

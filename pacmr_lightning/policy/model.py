@@ -179,7 +179,7 @@ class PolicyModel(Recorded, nn.Module):
         if pair is not None and not is_sharded(next(base.parameters())):
             tokens = compared_tokens(base, pair)
             expected = next_token_log_probs(base, tokens)
-        self.peft = add_lora(base, self.lora, "lora_options", own=True)
+        self.peft = add_lora(base, self.lora, "lora_options", custom=True)
         check_lora(self.peft)
         # A dict, not submodules: self.peft registers them already.
         self._linears = lora_linears(self)
@@ -247,7 +247,8 @@ class PolicyModel(Recorded, nn.Module):
     def lora_layers(self) -> dict[tuple[str, str], PolicyLora]:
         """The adapter's layers by the names of A and B; raises UnsupportedLoraError for one on experts."""
         layers = own_layers(self._lora_layers)
-        return {tuple(f"{n}.lora_{part}.{ADAPTER}.weight" for part in "AB"): x for n, x in layers.items()}
+        a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
+        return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
 
     def _compute_in_base_dtype(self) -> None:
         others = set()
