@@ -195,7 +195,7 @@ class RecomputedStepPairs(StepPairs):
         parts = []
         for part, rows in self.with_rows():
             dots: list[Tensor] = []
-            each_gradient(self.policy, self.objective, part, partial(dot, dots), rows=rows)
+            each_gradient(self.policy, self.objective, part, rows, partial(dot, dots))
             parts.append(torch.stack(dots).sum(0))
         return torch.cat(parts)
 
@@ -219,24 +219,18 @@ class KeptStepPairs(StepPairs):
     """Keeps each pair's gradient from one forward and one backward pass, for all results."""
 
     def __post_init__(self) -> None:
-        def keep(kept: Direction, name: str, gradients: Tensor) -> None:
-            kept[name] = kept[name] + gradients if name in kept else gradients
-
-        def add(rest: Direction, name: str, gradients: Tensor) -> None:
-            keep(rest, name, gradients.sum(0))
+        def keep(each: Direction, name: str, gradients: Tensor) -> None:
+            each[name] = each[name] + gradients if name in each else gradients
 
         self.parts: list[_KeptPart] = []
         done = 0
         for batch, rows in self.with_rows():
             each: Direction = {}
             rest: Direction = {}
-            take_rest = None if self.soft is None else partial(add, rest)
-            rewards, losses = each_gradient(
-                self.policy, self.objective, batch, partial(keep, each), take_rest, rows
-            )
+            values = each_gradient(self.policy, self.objective, batch, rows, partial(keep, each), rest)
             each = {name: each[name] for name in self.policy.adapter()}
             place = slice(done, done := done + len(batch))
-            self.parts.append(_KeptPart(batch, rewards, losses, place, each, rest))
+            self.parts.append(_KeptPart(batch, *values, place, each, rest))
         rewards = Rewards.cat([part.rewards for part in self.parts])
         self._seen = rewards, torch.cat([part.losses for part in self.parts])
 
@@ -275,51 +269,45 @@ def each_gradient(
     policy: PolicyModel,
     objective: Objective,
     batch: PairBatch,
+    rows: Rows,
     take: Take,
-    take_rest: Take | None = None,
-    rows: Rows | None = None,
+    rest: Direction | None = None,
 ) -> tuple[Rewards, Tensor]:
     """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
 
-    A layer that is used several times gives as many parts, an unused one zeros. ``take_rest``, for soft
-    labels, gets the gradients of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
+    A layer that is used several times gives as many parts, an unused one zeros. ``rest``, under soft labels,
+    gets the gradient of the sum of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
     losses, detached. A LoRA layer that does not see whole rows raises UnsupportedLoraError.
     """
-    rows = policy.rows(batch) if rows is None else rows
-    tokens, parameters, layers = (
-        TokensOfPairs(rows.token_pair, len(batch)),
-        policy.adapter(),
-        policy.lora_layers(),
-    )
-    taking, unused = take, set(parameters)
+    parameters, layers = policy.adapter(), policy.lora_layers()
+    tokens, unused = TokensOfPairs(rows.token_pair, len(batch)), set(parameters)
 
-    def take_now(names: tuple[str, str], *gradients: Tensor) -> None:
+    def take_both(names: tuple[str, str], *gradients: Tensor) -> None:
         unused.difference_update(names)
         for name, gradient in zip(names, gradients, strict=True):
-            taking(name, gradient)
+            take(name, gradient)
 
-    def backward(losses: Tensor, again: bool) -> None:
-        # It reaches all layers, and their nodes return nothing for the parameters.
-        torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True, retain_graph=again)
+    def backward(losses: Tensor, again: bool = False) -> Direction:
+        found = torch.autograd.grad(
+            losses.sum(), [*parameters.values()], retain_graph=again, allow_unused=True
+        )
+        return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
     try:
         for names, layer in layers.items():
-            layer.per_pair = PerPair(tokens, partial(take_now, names))
+            layer.per_pair = PerPair(tokens, partial(take_both, names))
         with torch.enable_grad():
             rewards, losses = pair_losses(policy, objective, batch, rows)
-            backward(losses, take_rest is not None)
-            if take_rest is not None:
-                assert isinstance(objective, SoftLabelDifference), "only soft labels leave a rest"
-                taking = take_rest
-                backward(rest_losses(objective, rewards, batch), False)
+            soft = objective if rest is not None and isinstance(objective, SoftLabelDifference) else None
+            backward(losses, again=soft is not None)  # reaches all layers, and returns nothing
+            if rest is not None and soft is not None:
+                tokens.apart = False
+                rest |= backward(rest_losses(soft, rewards, batch))
     finally:
         for layer in layers.values():
             layer.per_pair = None
     for name in unused:
-        nothing = parameters[name].new_zeros(len(batch), *shape(parameters[name]))
-        take(name, nothing)
-        if take_rest is not None:
-            take_rest(name, nothing)
+        take(name, parameters[name].new_zeros(len(batch), *shape(parameters[name])))
     return rewards.detach(), losses.detach()
 
 

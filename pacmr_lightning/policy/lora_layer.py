@@ -111,6 +111,8 @@ class TokensOfPairs:
 
     owner: Tensor
     pairs: int
+    apart: bool = True
+    """False: backward through these tokens hands gradients to autograd, summed over pairs as ever."""
 
     def check(self, x: Tensor) -> None:
         """Raise UnsupportedLoraError unless a layer's (R, T, in) input has these rows."""
@@ -232,7 +234,7 @@ class _LoraProduct(torch.autograd.Function):
         gh = _to_rank(g, up, len(a))
         if ctx.needs_input_grad[0]:
             gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
-        if ctx.per_pair is not None:
+        if ctx.per_pair is not None and ctx.per_pair.tokens.apart:
             outer = ctx.per_pair.tokens.outer
             ctx.per_pair.take(outer(gh, rows), outer(g, h).mul_(ctx.scaling))
         else:
