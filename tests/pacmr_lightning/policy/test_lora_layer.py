@@ -102,7 +102,31 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
                 truth = torch.autograd.grad(peft, [a, b], only, retain_graph=True)
                 torch.autograd.grad(by_pair, x, each, retain_graph=True)
                 torch.testing.assert_close(tuple(part[pair] for part in taken.pop()), truth)
-        assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
+    assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
+
+
+def test_a_layer_that_is_used_twice(make_policy):
+    """As tied layers are: each use hands out its part, and an output may be the next input."""
+    layer = next(iter(make_policy(double=True, target_modules=["q_proj"]).lora_layers().values()))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 2, 5, layer.in_features, dtype=torch.float64)
+
+    def peft(x):
+        return layer.base_layer(x) + layer.scaling["default"] * (x @ a.T @ b.T)
+
+    layer.per_pair = PerPair(
+        TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2), lambda *found: taken.append(found)
+    )
+    taken = []
+    y = layer(layer(x))
+    torch.testing.assert_close(y, peft(peft(x)))
+    y.backward(g)
+    assert len(taken) == 2 and a.grad is b.grad is None
+    for pair in range(2):
+        truth = torch.autograd.grad(peft(peft(x[pair])), [a, b], g[pair])
+        found = [sum(part[pair] for part in parts) for parts in zip(*taken, strict=True)]
+        torch.testing.assert_close(found, [*truth])
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
