@@ -45,7 +45,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from tqdm import tqdm
 
 from pacmr_lightning.batch import LogProbs, PairBatch
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs, StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
@@ -102,9 +102,7 @@ SAVINGS = (
     ),
     Saving(
         "train pairs run once for virtual step, c and update",
-        lambda: patch(
-            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, **_: RecomputedStepPairs(*pairs)
-        ),
+        lambda: patch.object(StepPairs, "of", staticmethod(lambda *pairs, **_: RecomputedStepPairs(*pairs))),
         vnet=True,
     ),
     Saving("unsure pairs of the meta-batch without gradient", nullcontext, vnet=True, coverage=1),

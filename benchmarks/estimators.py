@@ -24,7 +24,7 @@ from timed_runs import quiet
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.gradient import accumulated_gradient, norm
+from pacmr_lightning.gradient import add_gradient, norm, zeros
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
     GhostDotProduct,
@@ -104,7 +104,8 @@ def prepare(
     batch, other = (make_batch(pairs, seed, device) for seed in (0, 1))
     batch = batch.with_reference(policy.reference_log_probs(batch))
     other = other.with_reference(policy.reference_log_probs(other))
-    unit = accumulated_gradient(policy.adapter(), [losses(policy, other).mean()])
+    unit = zeros(policy.adapter())
+    add_gradient(unit, policy.adapter(), losses(policy, other).mean())
     length = norm(unit)
     return policy, batch, {name: d / length for name, d in unit.items()}
 

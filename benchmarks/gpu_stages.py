@@ -54,7 +54,7 @@ from pacmr_lightning.policy.attention import shared_mask, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN, Packing, packed_attention
 from pacmr_lightning.policy.token_layout import shared_rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 MICRO_BATCH = 8
 Row = dict[str, Any]

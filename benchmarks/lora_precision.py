@@ -29,9 +29,9 @@ from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.mixed_precision_lora import LoraDtype
+from pacmr_lightning.policy.lora_layer import LoraDtype
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 WAYS: tuple[LoraDtype, LoraDtype] = ("float32", "base")
 BETA, STEP = 0.1, 0.1

@@ -1,26 +1,21 @@
 """Gradients of the adapter, by ``autograd.grad`` to leave ``p.grad`` and wrappers (DDP, DeepSpeed) alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from .ranks import sum_over_ranks
 from .strategies.sharding import shape
 
 Direction = dict[str, Tensor]
 """A tensor for each adapter parameter, by name."""
 
 
-def accumulated_gradient(parameters: Mapping[str, nn.Parameter], losses: Iterable[Tensor]) -> Direction:
-    """Return the gradient sum over ranks and losses, each already divided by the step's number of pairs."""
-    total = zeros(parameters)
-    # One loss at a time, so that only one graph is alive; _foreach_ saves hundreds of kernel launches.
-    for loss in losses:
-        gradients = torch.autograd.grad(loss, list(parameters.values()))
-        torch._foreach_add_(list(total.values()), gradients)
-    sum_over_ranks(total.values())
-    return total
+def add_gradient(total: Direction, parameters: Mapping[str, nn.Parameter], loss: Tensor) -> None:
+    """Add a loss's gradient to ``total``, this rank's sum so far; frees the loss's graph."""
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    # _foreach_ saves hundreds of kernel launches.
+    torch._foreach_add_(list(total.values()), gradients)
 
 
 def zeros(parameters: Mapping[str, nn.Parameter]) -> Direction:

@@ -55,11 +55,11 @@ TABLE = {
         "_batches_that_stepped batch_progress val_loop"
     ),
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
-    "peft.tuners.lora:LoraLayer": "lora_A lora_B lora_variant",
-    "torch": "_foreach_add _foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
+    "peft:LoraConfig": "_register_custom_module",
+    "peft.tuners.lora:LoraLayer": "_active_adapter lora_A lora_B lora_variant merged_adapters",
+    "torch": "_foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
     "torch._dynamo.config": "recompile_limit",
-    "torch.nn:Module": "_forward_hooks _forward_pre_hooks",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": (
         "_supports_flash_attn _supports_flex_attn _supports_sdpa set_attn_implementation"

@@ -1,8 +1,7 @@
-"""The gradient of VNet: Algorithm 1, lines 5 to 11.
+"""The parts of Algorithm 1, which ``weighting.algorithm_1`` puts together.
 
 ``virtual_step`` runs the policy at omega - alpha gradient, where ``outer_objectives`` compute d_meta.
-``estimators`` compute c_i = d_meta . grad l_i(omega) of each training pair, from ``step_pairs`` and
-``per_pair_gradients``.
+``estimators`` compute c_i = d_meta . grad l_i(omega) of each training pair, from ``step_pairs``.
 """
 
 from .estimators import CentralDifference, GhostDotProduct, MetaGradientEstimator

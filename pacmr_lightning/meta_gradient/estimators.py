@@ -10,8 +10,7 @@ from ..errors import UserError, check_within
 from ..gradient import Direction, norm
 from ..ranks import sum_over_ranks
 from ..recorded import Recorded
-from .per_pair_gradients import pair_losses
-from .step_pairs import StepPairs
+from .step_pairs import StepPairs, pair_losses
 from .virtual_step import shifted
 
 NOISE_WARNING = 0.5
@@ -38,7 +37,7 @@ class MetaGradientEstimator(Recorded, ABC):
 
         Args:
             pairs: this rank's N train pairs at omega, which must not change: ``virtual_step.shifted`` runs
-                the policy elsewhere. ``pairs.losses`` are those at omega, ``per_pair_gradients.pair_losses``
+                the policy elsewhere. ``pairs.losses`` are those at omega, ``step_pairs.pair_losses``
                 computes others, for one of ``pairs.micro_batches()`` at a time.
             direction: d, full-size and the same on all ranks.
         """

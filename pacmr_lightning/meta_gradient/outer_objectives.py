@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
-from ..gradient import Direction, accumulated_gradient
+from ..gradient import Direction, add_gradient, zeros
 from ..policy import PolicyModel
 from ..ranks import sum_over_ranks
 from ..recorded import Recorded
@@ -40,7 +39,7 @@ class OuterObjective(Recorded, ABC):
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
-        """Return the loss's gradient, summed over ranks, as by ``gradient.accumulated_gradient``.
+        """Return the loss's gradient, summed over ranks.
 
         Args:
             policy: gives ``log_probs`` of pairs, with gradient, and ``reference_log_probs``, without.
@@ -91,22 +90,20 @@ class PromptConsistency(OuterObjective):
         sum_over_ranks([sizes])
         divisor = self.divisor(*sizes).clamp(min=1)
 
-        views = []
-
-        def losses() -> Iterator[Tensor]:
-            parts, done = augmented[retained].micro_batches(_even(len(retained), micro_batch_size)), 0
-            for part, counted in policy.in_step(parts, augmented[:1]):
-                view = _u(policy, beta, part)
-                if not counted:
-                    yield 0 * view.sum()
-                    continue
+        # Line 9: the meta loss of the augmented views, and d_meta, its gradient at omega^.
+        d_meta, views, done = zeros(policy.adapter()), [u[:0]], 0
+        parts = augmented[retained].micro_batches(_even(len(retained), micro_batch_size))
+        for part, counted in policy.in_step(parts, augmented[:1]):
+            view = _u(policy, beta, part)
+            loss = 0 * view.sum()
+            if counted:
+                target = targets[done : done + len(part)]
+                loss = pseudo_label_loss(view, target).sum() / divisor
                 views.append(view.detach())
-                yield pseudo_label_loss(view, targets[done : done + len(part)]).sum() / divisor
                 done += len(part)
-
-        # Line 9: the meta loss and d_meta, its gradient at omega^.
-        d_meta = accumulated_gradient(policy.adapter(), losses())
-        view = torch.cat(views) if views else u[:0]
+            add_gradient(d_meta, policy.adapter(), loss)
+        sum_over_ranks(d_meta.values())
+        view = torch.cat(views)
         metrics = _consistency_metrics(u, retained, view, targets, meta.flipped, divisor)
         return OuterGradient(d_meta, int(sizes[0]), metrics)
 
@@ -208,16 +205,13 @@ class CleanPreference(OuterObjective):
             meta = meta.longest_first()
         pairs = torch.tensor(float(len(meta)), device=meta.input_ids.device)
         sum_over_ranks([pairs])
-        found = []
-
-        def losses() -> Iterator[Tensor]:
-            for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
-                rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
-                loss = self.loss(rewards)
-                found.append((loss.detach(), rewards.u.detach() > 0))
-                yield loss.sum() / pairs
-
-        d_meta = accumulated_gradient(policy.adapter(), losses())
+        d_meta, found = zeros(policy.adapter()), []
+        for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
+            rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
+            loss = self.loss(rewards)
+            add_gradient(d_meta, policy.adapter(), loss.sum() / pairs)
+            found.append((loss.detach(), rewards.u.detach() > 0))
+        sum_over_ranks(d_meta.values())
         loss, right = (torch.cat(column) for column in zip(*found, strict=True))
         total = _sums_over_ranks({"loss": loss, "right": right})
         metrics = {"meta/loss": total["loss"] / pairs, "meta/accuracy": total["right"] / pairs}

@@ -1,4 +1,4 @@
-"""A step's training pairs at the policy's current parameters: rewards, losses, and sums of gradients.
+"""A step's training pairs at the policy's current parameters: rewards, losses and gradients.
 
 The virtual step, the coefficients c_i and the policy's own gradient need the same pairs at the same omega. If
 memory allows, each pair's gradient is kept from one pass for all three; else the pairs run again for each.
@@ -17,16 +17,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
-from ..gradient import Direction, accumulated_gradient
+from ..gradient import Direction, add_gradient
 from ..memory import ram
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
-from ..policy.lora import UnhookedLoraError
+from ..policy.lora_layer import PerPair, TokensOfPairs, UnsupportedLoraError
 from ..policy.token_layout import Rows
-from ..ranks import min_over_ranks, ranks, sum_over_ranks
+from ..ranks import min_over_ranks, ranks
 from ..rewards import Rewards
-from .per_pair_gradients import each_gradient, pair_losses, rest_losses
+from ..strategies.sharding import shape
 
 FREE = 0.8
 """Kept gradients' share of the memory that a GPU's largest step so far has left free."""
@@ -38,11 +38,13 @@ GIB = 2**30
 
 AskedGradients = bool | Literal["auto"]
 """True to keep each pair's gradient; "auto" decides by memory."""
+Take = Callable[[str, Tensor], None]
+"""Called with an adapter parameter's name and its gradients of n pairs, (n, *shape)."""
 
 
 @dataclass
-class PairLosses:
-    """Rewards and losses of n consecutive pairs of the batch at omega, without gradient."""
+class Part(ABC):
+    """A micro-batch of n consecutive pairs of the step at omega; its values have no gradient."""
 
     batch: PairBatch
     rewards: Rewards
@@ -50,14 +52,19 @@ class PairLosses:
     """(n,), before any weight."""
     place: slice
 
+    @abstractmethod
+    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
+        """Add sum_i f_i grad l_i to this rank's ``total``, for (n,) factors; once for each pass.
 
-Factors = Callable[[PairLosses], Tensor]
-"""(n,) factors of n pairs' losses: a pure function, called for all pairs at once or for some."""
+        Under soft labels also the gradient of the losses without weight, divided by 0-dim ``rest_over``.
+        """
 
 
 @dataclass(eq=False)
 class StepPairs(ABC):
     """This rank's N pairs of an optimizer step, while the policy's parameters stay at omega.
+
+    Iterating yields them by micro-batch, one at a time.
 
     Args:
         policy: at omega; it is not changed.
@@ -71,6 +78,7 @@ class StepPairs(ABC):
     batch: PairBatch
     micro_batch_size: MicroBatchSize
     _rows: list[Rows] | None = field(default=None, init=False, repr=False)
+    _seen: tuple[Rewards, Tensor] | None = field(default=None, init=False, repr=False)
 
     @staticmethod
     def of(
@@ -88,14 +96,14 @@ class StepPairs(ABC):
         (1 - g) l(-u).
 
         Raises:
-            UnhookedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
+            UnsupportedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
         """
         if soft_labels:
             objective = SoftLabelDifference(objective)
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
                 return KeptStepPairs(policy, objective, batch, micro_batch_size)
-            except UnhookedLoraError:
+            except UnsupportedLoraError:
                 if keep is True:
                     raise
         return RecomputedStepPairs(policy, objective, batch, micro_batch_size)
@@ -106,21 +114,26 @@ class StepPairs(ABC):
         return self.objective if isinstance(self.objective, SoftLabelDifference) else None
 
     @property
-    @abstractmethod
     def rewards(self) -> Rewards:
-        """Rewards of N pairs, detached."""
+        """Rewards of N pairs, detached, from the first pass over them."""
+        return self._values()[0]
 
     @property
-    @abstractmethod
     def losses(self) -> Tensor:
-        """(N,) losses before any weight, detached."""
+        """(N,) losses before any weight, likewise."""
+        return self._values()[1]
 
     @abstractmethod
-    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
-        """Return sum_i f_i grad l_i over the pairs of all ranks; all ranks call it.
+    def __iter__(self) -> Iterator[Part]:
+        """Yield the micro-batches, whose gradients may be added while they are at hand."""
 
-        Under soft labels the gradient of the losses without weight, divided by 0-dim ``rest_over``, is added.
-        """
+    def _values(self) -> tuple[Rewards, Tensor]:
+        if self._seen is None:
+            with torch.no_grad():
+                for _ in self:
+                    pass
+        assert self._seen is not None
+        return self._seen
 
     @abstractmethod
     def along(self, direction: Direction) -> Tensor:
@@ -142,51 +155,36 @@ class StepPairs(ABC):
         return zip(parts, self._rows, strict=True)
 
 
+@dataclass
+class _LivePart(Part):
+    pairs: StepPairs
+    live: Tensor
+    """(n,) losses with their graph, which one call frees."""
+    rest: Tensor | None
+    """Likewise the losses without weight."""
+
+    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
+        value = (factors * self.live).sum()
+        if self.rest is not None:
+            value = value + self.rest.sum() / rest_over
+        add_gradient(total, self.pairs.policy.adapter(), value)
+
+
+@dataclass(eq=False)
 class RecomputedStepPairs(StepPairs):
     """Runs the pairs again for each result; only rewards and losses are kept."""
 
-    _seen: list[PairLosses] | None = None
-
-    @property
-    def rewards(self) -> Rewards:
-        """Rewards of the first pass."""
-        return Rewards.cat([seen.rewards for seen in self._first_pass()])
-
-    @property
-    def losses(self) -> Tensor:
-        """Losses of the first pass."""
-        return torch.cat([seen.losses for seen in self._first_pass()])
-
-    @torch.no_grad()
-    def _first_pass(self) -> list[PairLosses]:
-        if self._seen is None:
-            self._seen = [seen for seen, *_ in self._passes()]
-        return self._seen
-
-    def _passes(self) -> Iterator[tuple[PairLosses, Tensor, Rewards]]:
-        """Yield each micro-batch detached, and its losses and rewards with their graph."""
-        done = 0
-        for part, rows in self.with_rows():
-            rewards, losses = pair_losses(self.policy, self.objective, part, rows)
-            place = slice(done, done + len(part))
-            done = place.stop
-            yield PairLosses(part, rewards.detach(), losses.detach(), place), losses, rewards
-
-    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
-        """One forward and one backward pass of each micro-batch."""
-        found = []
-
-        def sums() -> Iterator[Tensor]:
-            for seen, losses, rewards in self._passes():
-                found.append(seen)
-                value = (factors(seen) * losses).sum()
-                if self.soft is not None and rest_over is not None:
-                    value = value + rest_losses(self.soft, rewards, seen.batch).sum() / rest_over
-                yield value
-
-        gradient = accumulated_gradient(self.policy.adapter(), sums())
-        self._seen = self._seen or found
-        return gradient
+    def __iter__(self) -> Iterator[Part]:
+        """One forward pass of each micro-batch, and one backward pass where its gradient is added."""
+        all_rewards, all_losses, done = [], [], 0
+        for batch, rows in self.with_rows():
+            rewards, losses = pair_losses(self.policy, self.objective, batch, rows)
+            rest = None if self.soft is None else rest_losses(self.soft, rewards, batch)
+            all_rewards.append(rewards.detach())
+            all_losses.append(losses.detach())
+            place = slice(done, done := done + len(batch))
+            yield _LivePart(batch, all_rewards[-1], all_losses[-1], place, self, losses, rest)
+        self._seen = self._seen or (Rewards.cat(all_rewards), torch.cat(all_losses))
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
@@ -197,9 +195,23 @@ class RecomputedStepPairs(StepPairs):
         parts = []
         for part, rows in self.with_rows():
             dots: list[Tensor] = []
-            each_gradient(self.policy, self.objective, part, partial(dot, dots), rows=rows)
+            each_gradient(self.policy, self.objective, part, rows, partial(dot, dots))
             parts.append(torch.stack(dots).sum(0))
         return torch.cat(parts)
+
+
+@dataclass
+class _KeptPart(Part):
+    each: Direction
+    """Each pair's gradient, (n, *shape) by parameter."""
+    rest: Direction
+    """The gradient of the losses without weight; empty without soft labels."""
+
+    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
+        for name, gradients in self.each.items():
+            total[name] += torch.tensordot(factors.to(gradients.dtype), gradients, 1)
+        for name, gradient in self.rest.items():
+            total[name] += gradient / rest_over
 
 
 @dataclass(eq=False)
@@ -207,57 +219,96 @@ class KeptStepPairs(StepPairs):
     """Keeps each pair's gradient from one forward and one backward pass, for all results."""
 
     def __post_init__(self) -> None:
-        def keep(kept: Direction, name: str, gradients: Tensor) -> None:
-            kept[name] = kept[name] + gradients if name in kept else gradients
+        def keep(each: Direction, name: str, gradients: Tensor) -> None:
+            each[name] = each[name] + gradients if name in each else gradients
 
-        def add(name: str, gradients: Tensor) -> None:
-            keep(self._rest, name, gradients.sum(0))
-
-        rewards, losses = [], []
-        self._rest: Direction = {}
-        self.parts: list[Direction] = []
-        """Gradients of each micro-batch of n pairs, (n, *shape) by parameter."""
-        for part, rows in self.with_rows():
-            kept: Direction = {}
-            rest = None if self.soft is None else add
-            found, loss = each_gradient(self.policy, self.objective, part, partial(keep, kept), rest, rows)
-            rewards.append(found)
-            losses.append(loss)
-            self.parts.append({name: kept[name] for name in self.policy.adapter()})
-        self._rewards, self._losses = Rewards.cat(rewards), torch.cat(losses)
-
-    @property
-    def rewards(self) -> Rewards:
-        """Rewards of N pairs, detached."""
-        return self._rewards
-
-    @property
-    def losses(self) -> Tensor:
-        """(N,) losses before any weight, detached."""
-        return self._losses
-
-    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
-        """Multiply the kept gradients."""
-        f = factors(PairLosses(self.batch, self._rewards, self._losses, slice(0, len(self.batch))))
-        total: Direction = {}
+        self.parts: list[_KeptPart] = []
         done = 0
-        for part in self.parts:
-            size = len(next(iter(part.values())))
-            rows = f[done : done + size]
-            done += size
-            for name, gradients in part.items():
-                found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
-                total[name] = total[name].add_(found) if name in total else found
-        if rest_over is not None:
-            for name, gradient in self._rest.items():
-                total[name].add_(gradient / rest_over)
-        sum_over_ranks(total.values())
-        return total
+        for batch, rows in self.with_rows():
+            each: Direction = {}
+            rest: Direction = {}
+            values = each_gradient(self.policy, self.objective, batch, rows, partial(keep, each), rest)
+            each = {name: each[name] for name in self.policy.adapter()}
+            place = slice(done, done := done + len(batch))
+            self.parts.append(_KeptPart(batch, *values, place, each, rest))
+        rewards = Rewards.cat([part.rewards for part in self.parts])
+        self._seen = rewards, torch.cat([part.losses for part in self.parts])
+
+    def __iter__(self) -> Iterator[Part]:
+        """No pass."""
+        return iter(self.parts)
 
     def along(self, direction: Direction) -> Tensor:
         """Multiply the kept gradients."""
-        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.each.items()] for p in self.parts]
         return torch.cat([torch.stack(part).sum(0) for part in dots])
+
+
+def pair_losses(
+    policy: PolicyModel,
+    objective: Objective,
+    batch: PairBatch,
+    rows: Rows | None = None,
+) -> tuple[Rewards, Tensor]:
+    """Return rewards and (N,) losses of pairs with reference log-probabilities; dropped pairs have loss 0."""
+    rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
+    return rewards, _kept(objective, batch, objective(rewards))
+
+
+def rest_losses(objective: SoftLabelDifference, rewards: Rewards, batch: PairBatch) -> Tensor:
+    """Return the (N,) losses without weight under soft labels."""
+    return _kept(objective, batch, objective.rest(rewards))
+
+
+def _kept(objective: Objective, batch: PairBatch, losses: Tensor) -> Tensor:
+    kept = objective.pair_weights(batch.ids)
+    return losses if kept is None else losses * kept.to(losses)
+
+
+def each_gradient(
+    policy: PolicyModel,
+    objective: Objective,
+    batch: PairBatch,
+    rows: Rows,
+    take: Take,
+    rest: Direction | None = None,
+) -> tuple[Rewards, Tensor]:
+    """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
+
+    A layer that is used several times gives as many parts, an unused one zeros. ``rest``, under soft labels,
+    gets the gradient of the sum of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
+    losses, detached. A LoRA layer that does not see whole rows raises UnsupportedLoraError.
+    """
+    parameters, layers = policy.adapter(), policy.lora_layers()
+    tokens, unused = TokensOfPairs(rows.token_pair, len(batch)), set(parameters)
+
+    def take_both(names: tuple[str, str], *gradients: Tensor) -> None:
+        unused.difference_update(names)
+        for name, gradient in zip(names, gradients, strict=True):
+            take(name, gradient)
+
+    def backward(losses: Tensor, again: bool = False) -> Direction:
+        found = torch.autograd.grad(
+            losses.sum(), [*parameters.values()], retain_graph=again, allow_unused=True
+        )
+        return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+    try:
+        for names, layer in layers.items():
+            layer.per_pair = PerPair(tokens, partial(take_both, names))
+        with torch.enable_grad():
+            rewards, losses = pair_losses(policy, objective, batch, rows)
+            soft = objective if rest is not None and isinstance(objective, SoftLabelDifference) else None
+            backward(losses, again=soft is not None)  # reaches all layers, and returns nothing
+            if rest is not None and soft is not None:
+                tokens.apart = False
+                rest |= backward(rest_losses(soft, rewards, batch))
+    finally:
+        for layer in layers.values():
+            layer.per_pair = None
+    for name in unused:
+        take(name, parameters[name].new_zeros(len(batch), *shape(parameters[name])))
+    return rewards.detach(), losses.detach()
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

@@ -4,7 +4,6 @@ import math
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -17,7 +16,6 @@ from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
-from ..meta_gradient.virtual_step import check_shifted
 from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
@@ -27,8 +25,8 @@ from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
+from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
-from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .finite import check_finite
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
@@ -263,7 +261,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             check_savable(self.policy.peft, data.tokenizer, self.policy.name)
             data.fill_reference(self.policy)
             if self.weighting.every:
-                check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
+                self.policy.lora_layers()  # raises for experts
             if self.trainer.ckpt_path is None:  # else the checkpoint's choice
                 self._resolve_auto(data)
 
@@ -337,7 +335,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        # Lines 2 and 3: train batch at omega.
+        # Line 2: train batch at omega.
         pairs = StepPairs.of(
             self.policy,
             self.objective,
@@ -346,14 +344,11 @@ class PreferenceModule(Recorded, TrainedOnly):
             keep=learns and self.weighting.keep_gradients,
             soft_labels=self.weighting.soft_labels,
         )
-        if learns:
-            # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
-            meta = self._meta(batch)
-            lr, peak = optimizer.param_groups[0]["lr"], self.learning_rate
-            assert peak is not None  # since ``setup``
-            self.outer_values = self.weighting.update(pairs, meta, lr, peak)
-        # Line 12: update of omega under the new Theta.
-        inner = weighted_gradient(pairs, self.weighting)
+        # Lines 3 to 12: Theta, if due, and the gradient for omega.
+        assert self.learning_rate is not None  # since ``setup``
+        meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
+        inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
+        self.outer_values = values or self.outer_values
         self._observe(pairs, inner)
         if self.max_grad_norm is not None:
             clip(inner.gradient, self.max_grad_norm)

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
-
-ADAPTER = "default"
+from .lora_layer import ADAPTER, LAYERS, PolicyLora, UnsupportedLoraError
 
 OVERRULED = {
     "task_type": "it is always CAUSAL_LM; leave it out",
@@ -37,10 +36,6 @@ _FROM_DATA = ("corda", "eva", "lora_ga")
 """Initializations that need data or gradients."""
 
 
-class UnhookedLoraError(UserError):
-    """A LoRA layer bypasses its linears, so that hooks on them miss its effect."""
-
-
 def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
     """Raise UserError for keys that ``config`` lacks or that ``taken`` lists with a remedy."""
     known = inspect.signature(config).parameters
@@ -53,8 +48,13 @@ def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken
             )
 
 
-def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) -> PeftModel:
-    """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages."""
+def add_lora(
+    model: PreTrainedModel, options: Mapping[str, Any], option: str, custom: bool = False
+) -> PeftModel:
+    """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages.
+
+    If ``custom``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
+    """
     initial = options.get("init_lora_weights", True)
     if initial in _FROM_DATA:
         raise UserError(
@@ -82,7 +82,11 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
             with torch.device("cpu"):
-                adapted = get_peft_model(model, LoraConfig(**options))
+                config = LoraConfig(**options)
+                if custom:
+                    config._register_custom_module(LAYERS)
+                    config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
+                adapted = get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
         if "not found in the base model" in said and "layers_" not in said:
@@ -171,12 +175,16 @@ def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def check_lora(model: PeftModel) -> None:
-    """Raise UserError unless shifting the LoRA linears' outputs equals shifting all trainable parameters."""
+    """Raise UserError unless the adapter starts as the identity and all that is trained is A and B of layers.
+
+    They are ``PolicyLora``, or PEFT's for the experts of a mixture.
+    """
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
         variant = layer.lora_variant.get(ADAPTER)
-        if variant is not None or ADAPTER not in layer.lora_A:
+        kinds = PolicyLora, ParamWrapper
+        if variant is not None or ADAPTER not in layer.lora_A or not isinstance(layer, kinds):
             kind = type(variant or layer).__name__
             raise UserError(
                 f"The LoRA variant {kind} (layer {name}) bypasses the plain LoRA linears, which this method "
@@ -199,15 +207,15 @@ def check_lora(model: PeftModel) -> None:
             )
 
 
-def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
-    """Raise UnhookedLoraError for a layer that bypasses its linears, such as PEFT's ``ParamWrapper``."""
-    wrapped = {name: layer for name, layer in layers.items() if isinstance(layer, ParamWrapper)}
-    if not wrapped:
-        return
-    name, layer = next(iter(wrapped.items()))
-    linears = sorted({name.rpartition(".")[2] for name in layers.keys() - wrapped.keys()})
-    raise UnhookedLoraError(
-        f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, for "
-        "which neither single pairs' gradients nor the virtual step are computed; set the policy's "
-        f"target_modules to {'[' + ', '.join(linears) + ']' if linears else 'the names of linear layers'}."
-    )
+def own_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PolicyLora]:
+    """Return the layers; raise UnsupportedLoraError for one that is PEFT's, on a mixture of experts."""
+    own: dict[str, PolicyLora] = {n: x for n, x in layers.items() if isinstance(x, PolicyLora)}
+    for name, layer in layers.items():
+        if isinstance(layer, ParamWrapper):
+            linears = ", ".join(sorted({name.rpartition(".")[2] for name in own}))
+            raise UnsupportedLoraError(
+                f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, "
+                "for which neither single pairs' gradients nor the virtual step are computed; set the "
+                f"policy's target_modules to {f'[{linears}]' if linears else 'the names of linear layers'}."
+            )
+    return own

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -36,10 +36,10 @@ from .attention import (
 from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
-from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
+from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
+from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
 from .middle_states import middle_states
-from .mixed_precision_lora import BF16, LoraDtype, compute_in_base_dtype, in_float32
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
 from .selfcheck import choose_plan
@@ -51,6 +51,7 @@ OWN_KEYS = OVERRULED | {
     "target_modules": "set the option target_modules, beside lora_options, instead",
     "lora_dropout": "dropout is always off; leave it out",
     "layer_replication": "the reference has the model's own layers; leave it out",
+    "fan_in_fan_out": "each layer knows its own; leave it out",
 }
 """Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, with the remedy."""
 
@@ -180,15 +181,15 @@ class PolicyModel(Recorded, nn.Module):
         if pair is not None and not is_sharded(next(base.parameters())):
             tokens = compared_tokens(base, pair)
             expected = next_token_log_probs(base, tokens)
-        self.peft = add_lora(base, self.lora, "lora_options")
+        self.peft = add_lora(base, self.lora, "lora_options", custom=True)
         check_lora(self.peft)
         # A dict, not submodules: self.peft registers them already.
         self._linears = lora_linears(self)
         self._lora_layers = {
-            name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
+            name: layer for name, layer in self.named_modules() if isinstance(layer, LoraLayer)
         }
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
-            compute_in_base_dtype(self._lora_layers.values())
+            self._compute_in_base_dtype()
         if expected is not None:
             with self.reference():
                 found = next_token_log_probs(self.model, tokens)
@@ -245,17 +246,36 @@ class PolicyModel(Recorded, nn.Module):
         # torch annotates a linear's weight as any tensor.
         return {name: linear.weight for name, linear in self._linears.items()}  # type: ignore[misc]
 
-    def lora_linears(self) -> dict[str, nn.Linear]:
-        """The A and B linears of every LoRA layer by parameter name."""
-        return self._linears
+    def lora_layers(self) -> dict[tuple[str, str], PolicyLora]:
+        """The adapter's layers by the names of A and B; raises UnsupportedLoraError for one on experts."""
+        layers = own_layers(self._lora_layers)
+        a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
+        return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
 
-    def check_hooked(self) -> None:
-        """Raise UnhookedLoraError if hooks on the adapter's linears miss its effect."""
-        check_hooked(self._lora_layers)
+    def _compute_in_base_dtype(self) -> None:
+        others = set()
+        for layer in self._lora_layers.values():
+            if isinstance(layer, PolicyLora):
+                layer.compute_dtype = BF16
+            else:
+                others.add(type(layer).__name__)
+        if others:
+            rank_zero_info(
+                f"LoRA layers of the kind {', '.join(sorted(others))} compute in float32; lora_compute_dtype "
+                "base is for linear layers."
+            )
 
-    def lora_in_float32(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def lora_in_float32(self) -> Iterator[None]:
         """Compute LoRA as with ``lora_compute_dtype`` float32 inside."""
-        return in_float32(self._lora_layers.values())
+        before = {x: x.compute_dtype for x in self._lora_layers.values() if isinstance(x, PolicyLora)}
+        try:
+            for layer in before:
+                layer.compute_dtype = None
+            yield
+        finally:
+            for layer, dtype in before.items():
+                layer.compute_dtype = dtype
 
     @contextmanager
     def reference(self) -> Iterator[None]:

@@ -17,8 +17,7 @@ FULL = (torch.float32, torch.float64)
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     """Raise UserError for strategies that shard or cast the adapter, or do not support ``quantization``."""
     if (precision := strategy.precision_plugin.precision) not in ("32-true", "64-true"):
-        # Hooks compute products of gradients outside of autocast, and the cached reference is computed
-        # without it.
+        # LoRA layers set their products' dtype, and the cached reference is computed without autocast.
         raise UserError(
             f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
             "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."

@@ -15,6 +15,7 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from ..errors import UserError
@@ -87,6 +88,13 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             )
         self.precision_plugin = _AsLoaded(precision)
         super().setup(trainer)
+        if self.zero_stage_3:
+            import deepspeed
+
+            # A LoRA layer reads its submodules' weights, and so needs them in its own passes.
+            for layer in self._lora_layers():
+                for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters()):
+                    deepspeed.zero.register_external_parameter(layer, parameter)
 
     def _init_config_if_needed(self) -> None:
         # Used only in a log; Lightning would read it from the loader's batch sampler, which is missing.
@@ -184,6 +192,11 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             for i, p in enumerate(trained):
                 for key in MOMENTS:
                     _set_part(optimizer, p, saved["state"][i][key], key)
+
+    def _lora_layers(self) -> list[Any]:
+        module = self.lightning_module
+        assert module is not None
+        return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
 
     def _trained(self) -> dict[str, nn.Parameter]:
         module = self.lightning_module

@@ -8,25 +8,15 @@ from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError, check_within
-from ..gradient import norm
-from ..meta_gradient.estimators import (
-    GhostDotProduct,
-    MetaGradientEstimator,
-    coefficient_metrics,
-    relative_error,
-)
+from ..meta_gradient.estimators import GhostDotProduct, MetaGradientEstimator
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
-from ..meta_gradient.virtual_step import shifted
-from ..ranks import spread_over_ranks, sum_over_ranks
+from ..ranks import spread_over_ranks
 from ..rewards import Rewards
+from .algorithm_1 import update_vnet
 from .base import Weighting, Weights
 from .sigmoid_prior import auto_offset, check_offset
 from .vnet import VNet
-from .weighted_gradient import WeightedGradient, weighted_gradient
-
-NORM_FLOOR = 1e-10
-"""Below this norm of d_meta the update is skipped."""
 
 SAME_EVERY = 10
 """VNet updates between two checks that it is the same on all ranks."""
@@ -157,54 +147,25 @@ class VNetWeighting(Weighting):
     def update(
         self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
     ) -> dict[str, Tensor]:
-        """Update VNet once: Algorithm 1, lines 3 to 11; omega does not change.
-
-        It is skipped, and counted, if VNet's gradient is 0, since Adam would move VNet by its momentum alone:
-        no pair of the meta-batch passes the threshold, d_meta vanishes, or a factor alpha is 0.
-        """
-        policy, beta = pairs.policy, pairs.objective.beta
-        # Lines 3 to 5: u, Delta and V of the train batch, and the weighted loss's gradient.
-        inner = weighted_gradient(pairs, self)
-        alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
+        """Update VNet once, or count that the update was skipped: Algorithm 1, lines 3 to 11."""
         factor = learning_rate / peak if self.alpha_in_gradient and self.virtual_lr is None else 1.0
-        # Line 5: the virtual update omega^ = omega - alpha gradient.
-        with shifted(policy, inner.gradient, -alpha):
-            # Lines 7 to 9: u of both views, pseudo-labels, d_meta.
-            outer = self.outer.gradient(policy, beta, meta, pairs.micro_batch_size or len(pairs.batch))
-        d_norm = norm(outer.d_meta)
-        metrics = {**outer.metrics, "meta/d_norm": d_norm}
-        if outer.retained and float(d_norm) > NORM_FLOOR and factor > 0:
-            # Line 10: c_i = d_meta . grad l_i(omega).
-            c = self.estimator.coefficients(pairs, outer.d_meta)
-            if self.check_every and self.updates % self.check_every == 0:
-                exact = pairs.along(outer.d_meta)
-                metrics["meta/estimator_error"] = relative_error(self.estimator, c, exact)
-            clipped = self.estimator.clipped(c)
-            metrics |= coefficient_metrics(c, clipped, inner.total)
-            # Line 11: Theta.
-            self._step(inner, self.inputs(pairs.rewards, pairs.batch), factor * clipped)
-            self.updates += 1
-        else:
-            self.skipped += 1
+        updated, metrics = update_vnet(
+            pairs,
+            self,
+            self.inputs,
+            self.outer,
+            self.estimator,
+            meta,
+            alpha=learning_rate if self.virtual_lr is None else self.virtual_lr,
+            factor=factor,
+            compare=bool(self.check_every) and self.updates % (self.check_every or 1) == 0,
+        )
+        if updated and self.updates % SAME_EVERY == 0:
+            self._check_same()
+        self.updates += updated
+        self.skipped += not updated
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
-
-    def _step(self, inner: WeightedGradient, inputs: list[Tensor], c: Tensor) -> None:
-        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from VNet's inputs and (N,) coefficients c."""
-        if self.mean_one:
-            # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
-            # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
-            weighted = (c * inner.weights.g.to(c.dtype)).sum() / inner.total
-            sum_over_ranks([weighted])
-            c = (c - weighted / inner.mean_weight) / inner.mean_weight
-        self.vnet_optimizer.zero_grad()
-        with torch.enable_grad():
-            g, _, _ = self.vnet(*inputs)
-            (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
-        sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
-        self.vnet_optimizer.step()
-        if self.updates % SAME_EVERY == 0:
-            self._check_same()
 
     def _check_same(self) -> None:
         """Refuse a VNet that differs between ranks; no strategy synchronises it."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.gradient import accumulated_gradient, clip, norm
+from pacmr_lightning.gradient import add_gradient, clip, norm, zeros
 
 
 @pytest.fixture
@@ -24,15 +24,17 @@ def losses(parameters):
     yield (a @ b).exp().sum() * c[0]
 
 
-def test_no_losses_are_a_zero_gradient(parameters):
-    found = accumulated_gradient(parameters, [])
+def test_zeros(parameters):
+    found = zeros(parameters)
     assert [v.shape for v in found.values()] == [p.shape for p in parameters.values()]
     assert float(norm(found)) == 0
 
 
 @pytest.mark.parametrize("share", [0.1, 10.0])
 def test_norm_and_clip(parameters, share):
-    found = accumulated_gradient(parameters, losses(parameters))
+    found = zeros(parameters)
+    for loss in losses(parameters):
+        add_gradient(found, parameters, loss)
     before = np.concatenate([v.numpy().flatten() for v in found.values()])
     length = np.linalg.norm(before)
     assert norm(found).shape == () and float(norm(found)) == pytest.approx(length, rel=1e-14)

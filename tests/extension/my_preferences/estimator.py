@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pacmr_lightning.gradient import Direction, norm
 from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
-from pacmr_lightning.meta_gradient.per_pair_gradients import pair_losses
+from pacmr_lightning.meta_gradient.step_pairs import pair_losses
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from pacmr_lightning.batch import MicroBatchSize, PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import accumulated_gradient
+from pacmr_lightning.gradient import add_gradient, zeros
 from pacmr_lightning.meta_gradient import OuterGradient, OuterObjective
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.ranks import sum_over_ranks
@@ -32,14 +30,12 @@ class BrierConsistency(OuterObjective):
         def belief(part: PairBatch) -> Tensor:
             return Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u.sigmoid()
 
-        def losses() -> Iterator[Tensor]:
-            for part in meta.micro_batches(micro_batch_size):
-                with torch.no_grad():
-                    target = belief(part)
-                loss = (belief(part.augmented) - target).square()
-                counts[1] += loss.detach().sum()
-                yield loss.sum() / total
-
-        direction = accumulated_gradient(policy.adapter(), losses())
-        sum_over_ranks([counts])
+        direction = zeros(policy.adapter())
+        for part in meta.micro_batches(micro_batch_size):
+            with torch.no_grad():
+                target = belief(part)
+            loss = (belief(part.augmented) - target).square().sum()
+            counts[1] += loss.detach()
+            add_gradient(direction, policy.adapter(), loss / total)
+        sum_over_ranks([counts, *direction.values()])
         return OuterGradient(direction, int(counts[0]), {"meta/loss": counts[1] / counts[0]})

@@ -13,6 +13,7 @@ from pacmr_lightning.meta_gradient import StepPairs
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import Weighting, Weights
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 
 class ConsensusWeights(Weighting):
@@ -49,7 +50,7 @@ class ConsensusWeights(Weighting):
         """One step of the slope towards pairs that agree with the weighted gradient."""
         self.scale = self._mean_size(pairs, meta)
         # Over all ranks; pairs.along and pairs.rewards are those of this rank.
-        consensus = pairs.weighted(lambda seen: self.weights(seen.rewards, seen.batch).g)
+        consensus = weighted_gradient(pairs, self).gradient
         agreement = pairs.along(consensus)
         self.optimizer.zero_grad()
         with torch.enable_grad():

@@ -7,7 +7,7 @@ import torch
 
 from pacmr_lightning.batch import TokenBudget
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import norm
+from pacmr_lightning.gradient import norm, zeros
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.meta_gradient import step_pairs as module
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
@@ -15,7 +15,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import VNetWeighting
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 BETA = 0.7
 
@@ -50,7 +50,9 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     found = KeptStepPairs(policy, DPO(BETA), batch, micro_batch_size)
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
-    weighted, along = found.weighted(lambda seen: factors[seen.place]), found.along(direction)
+    weighted, along = zeros(policy.adapter()), found.along(direction)
+    for part in found:
+        part.add_gradient(weighted, factors[part.place], torch.ones(()))
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)
@@ -63,7 +65,7 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     torch.testing.assert_close(found.rewards.u, truth.u.detach())
     torch.testing.assert_close(found.losses, DPO(BETA)(truth).detach())
     assert not found.losses.requires_grad and all(p.grad is None for p in policy.parameters())
-    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+    assert all(layer.per_pair is None for layer in policy.lora_layers().values())
 
 
 @pytest.mark.parametrize("mean_one", [False, True])
@@ -97,7 +99,7 @@ def large(setting, monkeypatch):
     monkeypatch.setattr(module, "SMALL", 0)
     said = []
     monkeypatch.setattr(module, "rank_zero_info", said.append)
-    return policy, batch, 6 * 4 * sum(w.weight.numel() for w in policy.lora_linears().values()), said
+    return policy, batch, 6 * 4 * sum(w.numel() for w in policy.adapter().values()), said
 
 
 def kept(policy, batch, keep="auto") -> bool:
@@ -165,4 +167,4 @@ def test_layers_that_mix_rows(setting, make_batch):
     central = CentralDifference(1e-4, relative=True).coefficients(pairs, direction)
     exact = [sum(g.sum() for g in alone(policy, batch, i)) for i in range(6)]
     torch.testing.assert_close(central, torch.stack(exact), rtol=1e-5, atol=1e-7)
-    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+    assert all(layer.per_pair is None for layer in policy.lora_layers().values())

@@ -21,7 +21,7 @@ from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, So
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"

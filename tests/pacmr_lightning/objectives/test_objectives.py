@@ -21,7 +21,7 @@ from scipy.special import expit
 from pacmr_lightning import objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import accumulated_gradient
+from pacmr_lightning.gradient import add_gradient, zeros
 from pacmr_lightning.objectives import (
     CDPO,
     DPO,
@@ -381,7 +381,9 @@ def cut_gradient(objective, policy, batch, size):
     weights = objective.group_weights(losses, size)
     pieces = weights.split(size or len(batch))
     parts = zip(pieces, batch.micro_batches(size), strict=True)
-    gradient = accumulated_gradient(policy.adapter(), ((w * losses_of(part)).sum() for w, part in parts))
+    gradient = zeros(policy.adapter())
+    for w, part in parts:
+        add_gradient(gradient, policy.adapter(), (w * losses_of(part)).sum())
     return losses, weights, gradient
 
 

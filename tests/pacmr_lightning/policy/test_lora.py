@@ -19,6 +19,7 @@ from pacmr_lightning.policy.lora import add_lora, lora_linears
         ({"task_type": "SEQ_CLS"}, "always CAUSAL_LM"),
         ({"inference_mode": True}, "the adapter is always trained"),
         ({"peft_type": "IA3"}, "'peft_type'"),
+        ({"fan_in_fan_out": True}, "each layer knows its own"),
         ({"use_qalora": True}, "'use_qalora', .* no effect"),
         ({"layer_replication": [[0, 1]]}, "the reference has the model's own layers"),
         ({"rank": 4}, "'rank', which is not one of LoraConfig"),

@@ -9,7 +9,7 @@ from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 REWARDS = Rewards(*(LogProbs(torch.zeros(5), torch.zeros(5)) for _ in range(2)), 1.0)
 

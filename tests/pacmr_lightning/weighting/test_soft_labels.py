@@ -13,7 +13,7 @@ from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, VNetWeighting, Weights
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 BETA = 0.7
 

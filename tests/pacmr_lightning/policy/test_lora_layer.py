@@ -1,4 +1,4 @@
-"""LoRA in the base's bf16 on fp32 weights: the same bits on fp32 bases, as near to float64 as PEFT's."""
+"""The policy's LoRA layer against PEFT's and float64: values, gradients, single pairs', shifts and bf16."""
 
 import copy
 
@@ -13,12 +13,12 @@ from pacmr_lightning.meta_gradient import (
     SoftPromptConsistency,
 )
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
-from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
+from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel, mixed_precision_lora
-from pacmr_lightning.policy.mixed_precision_lora import HalfLinear
+from pacmr_lightning.policy import PolicyModel, model
+from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
-from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 from ..conftest import SHAPE
 
@@ -66,11 +66,67 @@ def test_an_fp32_base_gives_the_same_bits(name, make_policy, make_batch):
     found = []
     for way in ("float32", "base"):
         policy = make_policy(name, lora_compute_dtype=way)
-        assert not any(isinstance(linear, HalfLinear) for linear in policy.lora_linears().values())
+        assert not any(layer.compute_dtype for layer in policy.lora_layers().values())
         pairs = step_pairs(policy, batch, KeptStepPairs)
         parts = [pairs.rewards.u, vnet_gradient(policy, pairs, meta), pairs.along(random_direction(policy))]
         found.append([*parts, *gradient(pairs).values(), *gradient(step_pairs(policy, batch)).values()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_it_is_pefts_layer_in_float64(name, make_policy):
+    """Output and gradients, whole and by pair, of each layer, also in a second backward pass of one graph."""
+    policy = make_policy(name, double=True, lora_options={"use_rslora": True})
+    torch.manual_seed(0)
+    tokens = TokensOfPairs(torch.tensor([[0, 0, 1, 2, 0, 1, 1]]), 3)
+    for layer in policy.lora_layers().values():
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        x = torch.randn(1, 7, layer.in_features, dtype=torch.float64, requires_grad=True)
+        g = torch.randn(2, 1, 7, layer.out_features, dtype=torch.float64)
+        y, peft = layer(x), type(layer).__mro__[2].forward(layer, x)
+        torch.testing.assert_close(y, peft)
+        taken = []
+        layer.per_pair = PerPair(tokens, lambda *found, taken=taken: taken.append(found))
+        by_pair = layer(x)
+        layer.per_pair = None
+        for each in g:
+            truth = torch.autograd.grad(peft, [x, a, b], each, retain_graph=True)
+            found = torch.autograd.grad(y, [x, a, b], each, retain_graph=True)
+            torch.testing.assert_close(found, truth)
+            alone = torch.autograd.grad(by_pair, [x, a, b], each, retain_graph=True, allow_unused=True)
+            torch.testing.assert_close(alone[0], truth[0])
+            assert alone[1:] == (None, None)
+            torch.testing.assert_close(tuple(part.sum(0) for part in taken.pop()), truth[1:])
+            for pair in range(3):
+                only = each * (tokens.owner == pair)[..., None]
+                truth = torch.autograd.grad(peft, [a, b], only, retain_graph=True)
+                torch.autograd.grad(by_pair, x, each, retain_graph=True)
+                torch.testing.assert_close(tuple(part[pair] for part in taken.pop()), truth)
+    assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
+
+
+def test_a_layer_that_is_used_twice(make_policy):
+    """As tied layers are: each use hands out its part, and an output may be the next input."""
+    layer = next(iter(make_policy(double=True, target_modules=["q_proj"]).lora_layers().values()))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 2, 5, layer.in_features, dtype=torch.float64)
+
+    def peft(x):
+        return layer.base_layer(x) + layer.scaling["default"] * (x @ a.T @ b.T)
+
+    layer.per_pair = PerPair(
+        TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2), lambda *found: taken.append(found)
+    )
+    taken = []
+    y = layer(layer(x))
+    torch.testing.assert_close(y, peft(peft(x)))
+    y.backward(g)
+    assert len(taken) == 2 and a.grad is b.grad is None
+    for pair in range(2):
+        truth = torch.autograd.grad(peft(peft(x[pair])), [a, b], g[pair])
+        found = [sum(part[pair] for part in parts) for parts in zip(*taken, strict=True)]
+        torch.testing.assert_close(found, [*truth])
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
@@ -178,37 +234,30 @@ def test_the_central_difference_is_as_good(make_policy, make_batch):
 def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(make_policy):
     """By 1e-4 of the weights, a fortieth of bf16's spacing; of the rounded sum little would be left."""
     policy, scale = make_policy(**HALF), 1e-4
-    layer = next(iter(policy._lora_layers.values()))
-    down, up = layer.lora_A["default"], layer.lora_B["default"]
+    names, layer = next(iter(policy.lora_layers().items()))
     torch.manual_seed(0)
-    x = torch.randn(4000, layer.in_features).bfloat16()
+    x = torch.randn(20_000, layer.in_features).bfloat16()
     direction = {name: torch.randn(p.shape) * p.detach().std() for name, p in policy.adapter().items()}
-    d_down, d_up = (direction[n] for n, linear in policy.lora_linears().items() if linear in (down, up))
-
-    def outputs() -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad():
-            h = down(x)
-            return h.double(), up(h, torch.zeros(len(x), layer.out_features).bfloat16()).double()
-
-    h, y = outputs()
-    with shifted(policy, direction, scale):
-        moved_h, moved_y = outputs()
-    expected = scale * x.double() @ d_down.double().T
-    assert off(moved_h - h, expected) < 1e-2
+    layer.base_layer.weight.data.zero_()  # or the output's rounding would drown LoRA's
+    with torch.no_grad():
+        y = layer(x).double()
+        with shifted(policy, direction, scale):
+            moved = layer(x).double()
+    a, b = (policy.adapter()[name].detach().double() for name in names)
+    da, db = (direction[name].double() for name in names)
+    expected = scale * layer.scaling["default"] * (x.double() @ da.T @ b.T + x.double() @ a.T @ db.T)
     # Outputs are rounded to far more than they move, and still move as much on average.
-    expected = scale * h @ d_up.double().T + expected @ up.weight.detach().double().T
-    assert abs(float(((moved_y - y) * expected).sum() / expected.square().sum()) - 1) < 0.1
-    summed = (down.weight + scale * d_down).bfloat16() - down.weight.bfloat16()
-    assert off(summed.double(), scale * d_down.double()) > 0.9, "what is avoided"
+    assert abs(float(((moved - y) * expected).sum() / expected.square().sum()) - 1) < 0.1
+    summed = (a + scale * da).bfloat16() - a.bfloat16()
+    assert off(summed.double(), scale * da) > 0.9, "what is avoided"
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
 @pytest.mark.parametrize("layout", ["shared", "separate", "packed_shared"])
 def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
-    """Kept gradients, their dot products, and the graph's, here and shifted; hooks leave nothing behind."""
+    """Kept gradients, their dot products, and the graph's, here and shifted; no field stays set."""
     policy, batch = make_policy(**HALF, layout=layout, **options), make_batch(4)  # 1/4 rounds nothing
     direction = random_direction(policy)
-    check_shifted(policy, batch[:1])
     before = gradient(step_pairs(policy, batch))
     for scale in (0.0, -0.3):
         with shifted(policy, direction, scale):
@@ -219,8 +268,7 @@ def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
             torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
     after = gradient(step_pairs(policy, batch))
     assert all(torch.equal(after[name], before[name]) for name in before)
-    for linear in policy.lora_linears().values():
-        assert isinstance(linear, HalfLinear) and not linear._forward_pre_hooks and not linear._forward_hooks
+    assert all(layer.per_pair is layer.shift is None for layer in policy.lora_layers().values())
 
 
 def test_recomputed_activations_give_the_same_bits(make_policy, make_batch):
@@ -245,10 +293,9 @@ def test_layers_that_are_not_covered_are_named(tmp_path, make_batch, monkeypatch
     config = MixtralConfig(**SHAPE, num_local_experts=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     policy = PolicyModel(str(tmp_path), rank=2, **HALF)
-    monkeypatch.setattr(mixed_precision_lora, "rank_zero_info", (said := []).append)
+    monkeypatch.setattr(model, "rank_zero_info", (said := []).append)
     policy.build()
-    (line,) = said
-    assert line.startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
+    assert said[0].startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
     assert torch.isfinite(policy.log_probs(make_batch()).chosen).all()
 
 

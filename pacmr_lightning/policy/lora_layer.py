@@ -1,0 +1,245 @@
+"""The policy's LoRA layer: PEFT's, with a forward pass of its own that the method works through.
+
+What a step needs of a layer are fields of it: no adapter for the reference (``enabled``), other weights for
+the virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
+half precision (``compute_dtype``). One autograd node does all of them, and no parameter is written.
+
+PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
+memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
+instead, as under autocast. Three things differ from autocast: B's product is added into the base's output
+before that is rounded, the weights' gradients are not rounded, and a shift of the weights is a product of its
+own, since most of it would vanish in the rounded sum of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from peft.tuners import lora
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import UserError
+
+ADAPTER = "default"
+BF16 = torch.bfloat16
+LoraDtype = Literal["float32", "base"]
+
+
+class UnsupportedLoraError(UserError):
+    """A LoRA layer of a kind, or in a place, of which single pairs' gradients are not computed."""
+
+
+class PolicyLora(nn.Module):
+    """PEFT's LoRA layer over any linear base; its options, parameters and files stay PEFT's.
+
+    y = base(x) + s (B + dB)(A + dA) x, for (..., in) x, (r, in) A, (out, r) B and the scaling s.
+    """
+
+    enabled = True
+    """False for the reference: the base alone."""
+    shift: tuple[Tensor, Tensor] | None = None
+    """(dA, dB), which are added to A and B."""
+    per_pair: PerPair | None = None
+    """If set, backward hands single pairs' gradients of A and B to it, and none to autograd."""
+    compute_dtype: torch.dtype | None = None
+    """The dtype of the products where the input has it; else they are in that of the weights."""
+
+    def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
+        super().__init__(base_layer, adapter_name, **options)
+        # PEFT's own dispatch tells its layer so; merging transposes by it.
+        self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Set ``enabled``; PEFT's also walks through the parameters."""
+        self.enabled = enabled
+
+    @property
+    def disable_adapters(self) -> bool:
+        """As PEFT's."""
+        return not self.enabled
+
+    def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Return (..., out) in the base's dtype."""
+        if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
+            return super().forward(x, *args, **options)
+        y = self.base_layer(x)
+        if not self.enabled:
+            return y
+        if self.per_pair is not None:
+            self.per_pair.tokens.check(x)
+        a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        dtype = a.dtype if self.compute_dtype != x.dtype else self.compute_dtype
+        da, db = (None, None) if self.shift is None else self.shift
+        return _LoraProduct.apply(x, y, a, b, da, db, self.scaling[ADAPTER], dtype, self.per_pair)
+
+
+class LoraLinear(PolicyLora, lora.Linear):
+    """On nn.Linear, and on GPT-2's Conv1D, whose weight is the other way round."""
+
+
+def lora_layer(base: nn.Module, adapter: str, **options: Any) -> nn.Module | None:
+    """Return the layer for a linear base; None leaves it to PEFT, as for weights in 8 bits."""
+    if options.get("parameter_name") is not None:
+        return None
+    if not type(base).__module__.startswith("bitsandbytes"):
+        return LoraLinear(base, adapter, **options)
+    return LoraLinear4bit(base, adapter, **options) if type(base).__name__ == "Linear4bit" else None
+
+
+LAYERS: dict[type[nn.Module], Any] = {nn.Linear: lora_layer, Conv1D: lora_layer}
+"""For ``LoraConfig._register_custom_module``."""
+
+if hasattr(lora, "Linear4bit"):  # bitsandbytes is installed
+
+    class LoraLinear4bit(PolicyLora, lora.Linear4bit):  # type: ignore[misc]
+        """On a base in 4 bits, which PEFT merges in its own way."""
+
+
+@dataclass(eq=False)
+class TokensOfPairs:
+    """Which pair each token of the rows belongs to.
+
+    Args:
+        owner: (R, T) pair numbers. Rows are pairs, or responses (chosen before rejected), or all in one.
+        pairs: number N of pairs.
+    """
+
+    owner: Tensor
+    pairs: int
+    apart: bool = True
+    """False: backward through these tokens hands gradients to autograd, summed over pairs as ever."""
+
+    def check(self, x: Tensor) -> None:
+        """Raise UnsupportedLoraError unless a layer's (R, T, in) input has these rows."""
+        if x.shape[:-1] != self.owner.shape:
+            raise UnsupportedLoraError(
+                "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
+                "of several rows (mixture of experts?); use CentralDifference."
+            )
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """(N, m, n) sums over each pair's tokens of l r^T, for (RT, m) and (RT, n) factors of all tokens.
+
+        A linear's weight gradient is such a sum (arXiv 1510.01799), and LoRA's are small.
+        """
+        left, right = (x.unflatten(0, self.owner.shape) for x in (left, right))
+        if len(self.owner) % self.pairs:
+            left, right = self._by_pair(left), self._by_pair(right)
+        rows = product(left.transpose(1, 2), right)
+        return rows if len(rows) == self.pairs else rows.unflatten(0, (-1, self.pairs)).sum(0)
+
+    def _by_pair(self, tokens: Tensor) -> Tensor:
+        """One row's (1, T, n) as zero-padded (N, longest, n)."""
+        order, rows, column, longest = self._places
+        found = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
+        found[rows, column] = tokens[0, order]
+        return found
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """A row's tokens by pair, each one's pair and its number in it, and the largest number of tokens."""
+        rows, order = self.owner[0].sort(stable=True)
+        counts = rows.bincount(minlength=self.pairs)
+        column = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        return order, rows, column, int(counts.max())
+
+
+@dataclass(eq=False)
+class PerPair:
+    """Where a layer's backward hands single pairs' gradients, at each use of the layer."""
+
+    tokens: TokensOfPairs
+    take: Callable[[Tensor, Tensor], None]
+    """Called with the (N, r, in) gradients of A and the (N, out, r) ones of B."""
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product (batched for 3 dimensions) in the operands' dtype; of bf16 ones in fp32, unrounded."""
+    if a.dtype != BF16:
+        return a @ b
+    # torch does not differentiate it.
+    if a.is_cuda and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _factors(
+    a: Tensor, b: Tensor, da: Tensor | None, db: Tensor | None, scaling: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(k, in) down and (out, k) up with up down = s (B + dB)(A + dA), in ``dtype``; k is r or 2 r."""
+    if da is None or db is None:
+        return a.to(dtype), (scaling * b).to(dtype)
+    if dtype == a.dtype:
+        return a + da, scaling * (b + db)
+    return torch.cat([a, da]).to(dtype), (scaling * torch.cat([b, db], 1)).to(dtype)
+
+
+def _to_rank(rows: Tensor, factor: Tensor, rank: int) -> Tensor:
+    """(T, r) rows F, for an F (n, r), or for [F dF] rows (F + dF), whose sum alone is rounded."""
+    if factor.shape[1] == rank:
+        return rows @ factor
+    both = product(rows, factor)
+    return (both[:, :rank] + both[:, rank:]).to(rows.dtype)
+
+
+def _for(factor: Tensor, h: Tensor) -> Tensor:
+    """(T, k) h, twice beside itself for a factor with a shift, (k, n)."""
+    return h if len(factor) == h.shape[1] else torch.cat([h, h], 1)
+
+
+class _LoraProduct(torch.autograd.Function):
+    """One node: calls of operations are most of a small model's time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        base: Tensor,
+        a: Tensor,
+        b: Tensor,
+        da: Tensor | None,
+        db: Tensor | None,
+        scaling: float,
+        dtype: torch.dtype,
+        per_pair: PerPair | None,
+    ) -> Tensor:
+        rows, (down, up) = x.flatten(0, -2).to(dtype), _factors(a, b, da, db, scaling, dtype)
+        h = _to_rank(rows, down.T, len(a))
+        ctx.save_for_backward(x, a, b, da, db, down, up, h)
+        ctx.scaling, ctx.dtype, ctx.per_pair = scaling, dtype, per_pair
+        if base.dtype != dtype:
+            y = torch.addmm(base.flatten(0, -2).to(dtype), _for(up.T, h), up.T)
+            return y.to(base.dtype).view(base.shape)
+        # Out of place addmm would copy it. Autograd refuses some views.
+        if torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
+            base = base.clone(memory_format=torch.contiguous_format)
+        else:
+            ctx.mark_dirty(base)
+        base.view(-1, base.shape[-1]).addmm_(_for(up.T, h), up.T)
+        return base
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, da, db, down, up, h = ctx.saved_tensors
+        rows, g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, gradient))
+        if torch.is_grad_enabled():  # this gradient is differentiated too
+            down, up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
+            h = _to_rank(rows, down.T, len(a))
+        gx, ga, gb = None, None, None
+        gh = _to_rank(g, up, len(a))
+        if ctx.needs_input_grad[0]:
+            gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
+        if ctx.per_pair is not None and ctx.per_pair.tokens.apart:
+            outer = ctx.per_pair.tokens.outer
+            ctx.per_pair.take(outer(gh, rows), outer(g, h).mul_(ctx.scaling))
+        else:
+            if ctx.needs_input_grad[2]:
+                ga = product(gh.T, rows)
+            if ctx.needs_input_grad[3]:
+                gb = product(g.T, h) * ctx.scaling
+        return gx, gradient, ga, gb, None, None, None, None, None

@@ -1,0 +1,163 @@
+"""Algorithm 1 of Qu et al.: one update of the policy, top to bottom.
+
+omega are the LoRA parameters and Theta those of VNet, V. Of pair i, u_i is the implicit reward margin,
+Delta_i the sum of both rewards, l_i(omega) the loss and g_i = V(Delta_i, u_i; Theta) the weight; no gradient
+flows through a weight. Line 1 is the loop over updates, and line 6 the datamodule's meta-batch. Plain DPO is
+line 12 alone, with weights of 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..batch import PairBatch, TokenBudget
+from ..gradient import Direction, norm, zeros
+from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metrics, relative_error
+from ..meta_gradient.outer_objectives import OuterObjective
+from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.virtual_step import shifted
+from ..ranks import sum_over_ranks
+from ..rewards import Rewards
+from .base import Weighting, Weights
+
+NORM_FLOOR = 1e-10
+"""Below this norm of d_meta the update is skipped."""
+
+
+@dataclass
+class WeightedGradient:
+    """Gradient of 1/N sum_i g_i l_i over the global batch, with its weights.
+
+    With soft labels: of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], where l' is the loss under the other label.
+    """
+
+    gradient: Direction
+    weights: Weights
+    """Weights of this rank's pairs, before division by their mean."""
+    mean_weight: Tensor
+    """0-dim mean of g over the global batch."""
+    total: Tensor
+    """0-dim number of pairs N in the global batch."""
+
+
+def policy_gradient(
+    pairs: StepPairs, weighting: Weighting, meta: PairBatch | None, learning_rate: float, peak: float
+) -> tuple[WeightedGradient, dict[str, Tensor]]:
+    """Return the gradient of one policy update, and what the weighting's update logs.
+
+    Args:
+        pairs: B_t, this rank's training pairs at omega.
+        weighting: gives g_i; if there is ``meta``, it learns first.
+        meta: this rank's meta-batch, in every K-th update of the policy; else None.
+        learning_rate: the policy's current one.
+        peak: the largest of its schedule.
+    """
+    # Lines 3 to 11, of a VNetWeighting by ``update_vnet`` below: Theta.
+    metrics = {} if meta is None else weighting.update(pairs, meta, learning_rate, peak)
+    # Line 12: the gradient for omega, with weights of the new Theta.
+    return weighted_gradient(pairs, weighting), metrics
+
+
+def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
+    """Return the gradient of the weighted training loss: lines 2 to 5, and again line 12.
+
+    With several micro-batches, a grouped objective (Dr.DPO) computes all losses once more, without gradient.
+    """
+    objective = pairs.objective
+    total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
+    sum_over_ranks([total])  # N
+    group = None
+    if objective.grouped and len(pairs.micro_batches()) > 1:
+        assert not isinstance(pairs.micro_batch_size, TokenBudget), "the module refuses it"
+        group = objective.group_weights(pairs.losses, pairs.micro_batch_size)
+
+    gradient, parts = zeros(pairs.policy.adapter()), []
+    for part in pairs:  # lines 2, 3: u_i, Delta_i and l_i at omega, by micro-batch
+        parts.append(weighting.weights(part.rewards, part.batch))  # line 4: g_i
+        factors: Tensor | None = parts[-1].g / total
+        if objective.grouped:  # weighs pairs itself
+            factors = objective.group_weights(part.losses) if group is None else group[part.place]
+        assert factors is not None, "a grouped objective has weights"
+        part.add_gradient(gradient, factors, total)  # line 5: 1/N sum_i g_i grad l_i(omega)
+    sum_over_ranks(gradient.values())
+
+    weights = Weights.cat(parts)
+    mean = weights.g.sum() / total
+    sum_over_ranks([mean])
+    if weighting.mean_one:
+        torch._foreach_div_(list(gradient.values()), mean)
+    return WeightedGradient(gradient, weights, mean, total)
+
+
+def update_vnet(
+    pairs: StepPairs,
+    weighting: Weighting,
+    inputs: Callable[[Rewards, PairBatch], list[Tensor]],
+    outer: OuterObjective,
+    estimator: MetaGradientEstimator,
+    meta: PairBatch,
+    alpha: float,
+    factor: float,
+    compare: bool,
+) -> tuple[bool, dict[str, Tensor]]:
+    """Update Theta once: lines 3 to 11; omega does not change.
+
+    It is skipped if VNet's gradient is 0, since Adam would move VNet by its momentum alone: no pair of the
+    meta-batch passes the threshold, d_meta vanishes, or ``factor`` is 0.
+
+    Args:
+        pairs: B_t at omega.
+        weighting: has ``vnet`` and its optimizer.
+        inputs: of VNet, (N,) each, from the rewards of N pairs.
+        outer: the loss of the meta-batch.
+        estimator: of the coefficients c_i.
+        meta: B_meta, this rank's M pairs.
+        alpha: length of the virtual step.
+        factor: of VNet's gradient, in place of alpha.
+        compare: compare the coefficients with the exact ones.
+
+    Returns:
+        Whether VNet was updated, and values to log.
+    """
+    # Lines 3 to 5: the weighted loss's gradient at omega.
+    inner = weighted_gradient(pairs, weighting)
+    # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
+    with shifted(pairs.policy, inner.gradient, -alpha):
+        # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
+        # gradient of their loss at omega^.
+        found = outer.gradient(
+            pairs.policy, pairs.objective.beta, meta, pairs.micro_batch_size or len(pairs.batch)
+        )
+    d_norm = norm(found.d_meta)
+    metrics = {**found.metrics, "meta/d_norm": d_norm}
+    if not (found.retained and float(d_norm) > NORM_FLOOR and factor > 0):
+        return False, metrics
+    # Line 10: c_i = d_meta . grad l_i(omega), clipped.
+    c = estimator.coefficients(pairs, found.d_meta)
+    if compare:
+        metrics["meta/estimator_error"] = relative_error(estimator, c, pairs.along(found.d_meta))
+    clipped = estimator.clipped(c)
+    metrics |= coefficient_metrics(c, clipped, inner.total)
+    # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta.
+    _step_theta(weighting, inner, inputs(pairs.rewards, pairs.batch), factor * clipped)
+    return True, metrics
+
+
+def _step_theta(weighting: Weighting, inner: WeightedGradient, inputs: list[Tensor], c: Tensor) -> None:
+    """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from VNet's inputs and (N,) coefficients c."""
+    vnet, optimizer = weighting.vnet, weighting.vnet_optimizer
+    assert vnet is not None and optimizer is not None
+    if weighting.mean_one:
+        # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
+        # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
+        weighted = (c * inner.weights.g.to(c.dtype)).sum() / inner.total
+        sum_over_ranks([weighted])
+        c = (c - weighted / inner.mean_weight) / inner.mean_weight
+    optimizer.zero_grad()
+    with torch.enable_grad():
+        g, _, _ = vnet(*inputs)
+        (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
+    sum_over_ranks([p.grad for p in vnet.parameters() if p.grad is not None])
+    optimizer.step()
