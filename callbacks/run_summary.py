@@ -12,7 +12,7 @@ import peft
 import torch
 import transformers
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
@@ -195,7 +195,7 @@ def _of_vnet(pl_module: Any) -> dict[str, int]:
     if not isinstance(weighting, VNetWeighting):
         return {}
     if not weighting.updates:
-        rank_zero_warn(
+        rank_zero_info(
             f"VNet learned nothing: none of its {weighting.skipped} meta-batches had a confident pair, so "
             "all weights are those of the start, as with the method fixed. Try a lower tau, or a longer run."
         )
