@@ -184,6 +184,17 @@ class PairBatch:
     ) -> PairBatch:
         """Return N tokenized pairs as one batch, padded with ``pad_id``.
 
+        >>> prompts, chosen, rejected = [[5, 6], [5]], [[7, 2], [9, 2]], [[8, 8, 2], [2]]
+        >>> batch = PairBatch.collate(["a", "b"], prompts, chosen, rejected)
+        >>> batch.input_ids
+        tensor([[5, 6, 7, 2, 8, 8, 2],
+                [5, 9, 2, 2, 0, 0, 0]])
+        >>> batch.segment_ids  # 1 prompt, 2 chosen, 3 rejected, 0 padding
+        tensor([[1, 1, 2, 2, 3, 3, 3],
+                [1, 2, 2, 3, 0, 0, 0]])
+        >>> [part.ids for part in batch.longest_first().micro_batches(1)]
+        [['a'], ['b']]
+
         A prompt has at least one token, from which the first response token is predicted; responses end in
         EOS. ``flipped``, ``eta`` and ``annotators`` have None where unknown, and are None if all are.
         """

@@ -13,7 +13,16 @@ from .batch import LogProbs, PairBatch, Segment
 
 @dataclass
 class Rewards:
-    """Implicit rewards beta log(pi / pi_ref) of N pairs, from summed log-probabilities in nats."""
+    """Implicit rewards beta log(pi / pi_ref) of N pairs, from summed log-probabilities in nats.
+
+    >>> policy = LogProbs(chosen=torch.tensor([-10.0, -12.0]), rejected=torch.tensor([-15.0, -12.0]))
+    >>> reference = LogProbs(torch.tensor([-12.0, -12.0]), torch.tensor([-14.0, -12.0]))
+    >>> rewards = Rewards(policy, reference, beta=0.1)
+    >>> rewards.u  # 0.1 (2 - -1)
+    tensor([0.3000, 0.0000])
+    >>> rewards.delta  # 0.1 (2 + -1)
+    tensor([0.1000, 0.0000])
+    """
 
     policy: LogProbs
     reference: LogProbs

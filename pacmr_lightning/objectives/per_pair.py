@@ -15,7 +15,13 @@ from .base import Objective
 
 
 class DPO(Objective):
-    """Direct preference optimization: -ls(u) (Qu et al., equation 1; arXiv 2305.18290)."""
+    """Direct preference optimization: -ls(u) (Qu et al., equation 1; arXiv 2305.18290).
+
+    >>> from ..batch import LogProbs
+    >>> policy = LogProbs(chosen=torch.tensor([3.0, 0.0]), rejected=torch.zeros(2))
+    >>> DPO(beta=1.0)(Rewards(policy, LogProbs(torch.zeros(2), torch.zeros(2)), 1.0))  # log(1 + e^-u)
+    tensor([0.0486, 0.6931])
+    """
 
     def __call__(self, rewards: Rewards) -> Tensor:
         """(N,) losses."""

@@ -37,7 +37,21 @@ class UnsupportedLoraError(UserError):
 class PolicyLora(nn.Module):
     """PEFT's LoRA layer over any linear base; its options, parameters and files stay PEFT's.
 
-    y = base(x) + s (B + dB)(A + dA) x, for (..., in) x, (r, in) A, (out, r) B and the scaling s.
+    y = base(x) + s (B + dB)(A + dA) x, for (..., in) x, (r, in) A, (out, r) B and the scaling s:
+
+    >>> from peft import LoraConfig
+    >>> layer = LoraLinear(nn.Linear(2, 1), ADAPTER, r=1, lora_alpha=2, config=LoraConfig())
+    >>> for p, values in zip(layer.parameters(), ([[1.0, 1.0]], [0.0], [[1.0, 2.0]], [[3.0]])):
+    ...     p.data = torch.tensor(values)  # W, its bias, A, B; s is 2
+    >>> x = torch.tensor([[1.0, 1.0]])
+    >>> layer(x).item()  # 2 + 2 * 3 * 3
+    20.0
+    >>> layer.shift = torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0]])
+    >>> layer(x).item()  # 2 + 2 * 2 * 4
+    18.0
+    >>> layer.enabled = False  # the reference
+    >>> layer(x).item()
+    2.0
     """
 
     enabled = True

@@ -14,6 +14,12 @@ from .base import Weighting, Weights
 class SigmoidPrior(Weighting):
     """Fixed weights g = c + (1 - c) sigmoid(a u + b); the ablation (section 6.4) has a = 1, b = 0 and c = 0.
 
+    >>> from ..batch import LogProbs
+    >>> zeros = torch.zeros(2)
+    >>> rewards = Rewards(LogProbs(torch.tensor([2.0, -1.0]), zeros), LogProbs(zeros, zeros), beta=1.0)
+    >>> SigmoidPrior().weights(rewards, batch=None).g
+    tensor([0.8808, 0.2689])
+
     Args:
         slope: a.
         offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With slope 1 these weights

@@ -22,7 +22,16 @@ class VNet(nn.Module):
     """[Delta, u] -> [a, b], g = c + (1 - c) sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
 
     The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
-    first. Computes in its own precision under autocast.
+    first:
+
+    >>> delta, u = torch.tensor([0.5, 0.1]), torch.tensor([2.0, -1.0])
+    >>> g, a, b = VNet()(delta, u)
+    >>> g.detach()  # sigmoid(u)
+    tensor([0.8808, 0.2689])
+    >>> VNet(floor=0.3)(delta, u)[0].detach()  # 0.3 + 0.7 sigmoid(u)
+    tensor([0.9166, 0.4883])
+
+    Computes in its own precision under autocast.
 
     Args:
         hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
