@@ -24,6 +24,7 @@ LEFT = {
     "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
     "GoldReward": (SAMPLED | {"val/gold_reward"}, {"samples.jsonl"}),
     "Health": ({"warnings/slope_ratio", "warnings/alarm"}, set()),
+    "KLGuard": ({"val/guard/kl"}, set()),
     "LogProgress": (set(), set()),
     "NoiseMask": (set(), {"noise_mask.parquet"}),
     "RunCheckpoint": (set(), {"checkpoints/last.ckpt", "config.yaml"}),
