@@ -72,7 +72,7 @@ def votes(
     """
     pairs = pd.read_json(file, lines=True, dtype=False)
     if scores is not None:
-        pairs = pairs.merge(pd.read_parquet(scores), on="id")
+        pairs = pairs.merge(pd.read_parquet(scores).filter(regex="^id$|_u$|^u$"), on="id")
     elif rows is not None:
         pairs = pairs.sample(rows, random_state=0, ignore_index=True)
     prompts = pd.factorize(pairs["prompt"])[0]
