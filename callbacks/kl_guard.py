@@ -65,7 +65,7 @@ class KLGuard(Callback):
         pairs = planned_updates(trainer) * datamodule(trainer).global_batch_size
         self._number = self.pairs or min(32, max(4, int(SHARE * 3 * pairs / (2 * checks))))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: PreferenceModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Check, if it is due; all ranks compute the same pairs."""
         if not self.interval.is_due(trainer):
             return

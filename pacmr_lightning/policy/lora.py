@@ -97,7 +97,6 @@ def add_lora(
                 f"({said[:160]}); set it to {_listed(model, said)}."
             ) from None
         raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
-    config = adapted.peft_config[ADAPTER]
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
     layers = options.get("layers_to_transform")
