@@ -14,6 +14,7 @@ from pacmr_lightning.modules.schedule import planned_updates
 from pacmr_lightning.strategies.sharding import whole
 
 from .interval import Interval
+from .samples import trained_pairs
 
 SHARE = 0.02
 """Most of a run's time that checks may take. A check runs a pair twice; training takes three passes."""
@@ -62,8 +63,8 @@ class KLGuard(Callback):
         self._keep(trainer, pl_module)
         every = self.interval.every
         checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)
-        pairs = planned_updates(trainer) * datamodule(trainer).global_batch_size
-        self._number = self.pairs or min(32, max(4, int(SHARE * 3 * pairs / (2 * checks))))
+        most = SHARE * 3 * trained_pairs(trainer) / (2 * checks)
+        self._number = self.pairs or int(min(32, max(4, most)))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Check, if it is due; all ranks compute the same pairs."""
@@ -105,6 +106,8 @@ class KLGuard(Callback):
         return float(torch.cat(parts).mean())
 
     def _keep(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
+        if self.stop is None:
+            return  # nothing is ever restored
         adapter = pl_module.policy.adapter()
         with whole(adapter.values()):
             self._adapter = {name: value.detach().cpu().clone() for name, value in adapter.items()}
