@@ -165,8 +165,8 @@ def main() -> None:
                 if name != WHOLE:
                     for scale in NORMS:
                         direction = {key: scale * d for key, d in unit.items()}
-                        found = call_of(name, policy, batch, direction)().double()
-                        errors.append(float((found / scale - truth).norm() / truth.norm()))
+                        c = call_of(name, policy, batch, direction)().double()
+                        errors.append(float((c / scale - truth).norm() / truth.norm()))
                     found[dtype][name] = errors
                 seconds = (
                     whole
@@ -186,9 +186,7 @@ def draw(file: str, found: dict[str, dict[str, list[float]]]) -> None:
     for axis, (dtype, by_name) in zip(axes, found.items(), strict=True):
         for name, errors in by_name.items():
             color, at, above, label = LABELS[name]
-            axis.loglog(
-                NORMS, errors, ":" if name == "graph retained" else "-", marker="o", ms=4, color=color
-            )
+            axis.loglog(NORMS, errors, marker="o", ms=4, color=color)
             if axis is axes[0]:
                 place = {"xytext": (0, above), "textcoords": "offset points"}
                 axis.annotate(label, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
