@@ -33,9 +33,9 @@ from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import (
     check_optimizer,
+    learning_rate_by_size,
     log_short_run,
     planned_updates,
-    suited_learning_rate,
     warmup_cosine,
 )
 from .trained_only import TrainedOnly
@@ -211,14 +211,8 @@ class PreferenceModule(Recorded, TrainedOnly):
                 "device gets for one step; choose a divisor."
             )
         self._check_longest(data)
-        if self.learning_rate is None:
-            parameters = parameter_count(self.policy.name)
-            self.learning_rate, why = suited_learning_rate(parameters)
-            self.save_hyperparameters({"learning_rate": self.learning_rate})
-            rank_zero_info(
-                f"learning_rate {self.learning_rate:g} is chosen for {parameters:,} parameters ({why}); "
-                "another: --model.learning_rate."
-            )
+        self.learning_rate = learning_rate_by_size(self.learning_rate, parameter_count(self.policy.name))
+        self.save_hyperparameters({"learning_rate": self.learning_rate})
         self.options = self._fit_options()
         log_short_run(self.trainer)
 

@@ -24,10 +24,33 @@ research/notebook/ has the runs; between 135 million and 7 billion parameters th
 logarithm of the rate is linear in that of the number.
 """
 
+FAR_ABOVE = 3.0
+"""Times the rate by size from which a line warns. At eight times PACMR-DPO degenerated on HH."""
+
 
 def suited_learning_rate(parameters: int) -> tuple[float, str]:
     """Return the peak learning rate for a model of so many parameters, and its source."""
     return next((rate, why) for most, rate, why in LEARNING_RATES if parameters <= most)
+
+
+def learning_rate_by_size(asked: float | None, parameters: int) -> float:
+    """Return the peak learning rate: the one asked for, or that of the model's size.
+
+    A line tells the latter, or that the former is far above it.
+    """
+    suited, why = suited_learning_rate(parameters)
+    if asked is None:
+        rank_zero_info(
+            f"learning_rate {suited:g} is chosen for {parameters:,} parameters ({why}); "
+            "another: --model.learning_rate."
+        )
+        return suited
+    if asked >= FAR_ABOVE * suited:
+        rank_zero_info(
+            f"learning_rate {asked:g} is {asked / suited:.2g} times the {suited:g} for {parameters:,} "
+            f"parameters ({why}). Policies may degenerate there; leave it out for that rate."
+        )
+    return asked
 
 
 def check_optimizer(

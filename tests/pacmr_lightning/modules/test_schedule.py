@@ -5,7 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pacmr_lightning.modules.schedule import LEARNING_RATES, log_short_run, suited_learning_rate
+from pacmr_lightning.modules.schedule import (
+    LEARNING_RATES,
+    learning_rate_by_size,
+    log_short_run,
+    suited_learning_rate,
+)
 from pacmr_lightning.policy.base_model import parameter_count
 
 
@@ -22,6 +27,21 @@ from pacmr_lightning.policy.base_model import parameter_count
 def test_rates_by_size(parameters, rate, why):
     found, source = suited_learning_rate(parameters)
     assert found == rate and why in source
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "said"),
+    [
+        (None, 6e-5, "6e-05 is chosen for 500,000,000 parameters"),
+        (5e-4, 5e-4, "0.0005 is 8.3 times the 6e-05 for 500,000,000 parameters"),  # degenerated on HH
+        (1.8e-4, 1.8e-4, "0.00018 is 3 times"),
+        (1.7e-4, 1.7e-4, ""),
+    ],
+)
+def test_a_rate_far_above_that_of_the_size_is_told(caplog, asked, used, said):
+    caplog.set_level("INFO")
+    assert learning_rate_by_size(asked, 500_000_000) == used
+    assert said in caplog.text and bool(caplog.text) == bool(said)
 
 
 def test_what_was_not_measured_lies_on_a_line():
