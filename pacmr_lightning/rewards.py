@@ -41,6 +41,12 @@ class Rewards:
         chosen, rejected = ((batch.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED))
         return cls(policy, batch.reference, beta, chosen, rejected, batch.annotators)
 
+    def token_counts(self, option: str) -> tuple[Tensor, Tensor]:
+        """Return the tokens of chosen and rejected; raises ValueError, with the option that needs them."""
+        if self.chosen_tokens is None or self.rejected_tokens is None:
+            raise ValueError(f"{option} needs the numbers of response tokens (see Rewards.of)")
+        return self.chosen_tokens, self.rejected_tokens
+
     def detach(self) -> Rewards:
         """Return the same values outside the autograd graph."""
         return replace(self, policy=self.policy.detach())

@@ -68,7 +68,7 @@ def test_our_options(tmp_path, monkeypatch, capsys):
     values = {name: value for name, value in options.items() if value} | {"model.objective": "RDPO"}
     given = [word for name, value in values.items() for word in (f"--{name}", value)]
     found = []
-    for words in (given, ["--model.objective", "IPO"], ["--model.objective", "CDPO"]):
+    for words in (given, ["--model.objective", "IPO"], ["--model.objective", "CDPO"], []):
         with pytest.raises(SystemExit) as stop:
             cli.main(["fit", *base, *words, "--print_config"])
         assert stop.value.code == 0
@@ -82,5 +82,5 @@ def test_our_options(tmp_path, monkeypatch, capsys):
             assert key in node, name
             node = node[key]
         assert name == "model.objective" or not value or node == value, name
-    for config, name in ((found[1], "length_normalize"), (found[2], "label_noise")):
+    for config, name in zip(found[1:], ("length_normalize", "label_noise", "sft_weight"), strict=True):
         assert name in config["model"]["init_args"]["objective"]["init_args"]

@@ -15,7 +15,13 @@ from .base import Objective
 
 
 class DPO(Objective):
-    """Direct preference optimization: -ls(u) (Qu et al., equation 1; arXiv 2305.18290).
+    """Direct preference optimization: -ls(u) (Qu et al., equation 1; arXiv 2305.18290), and an SFT term.
+
+    Args:
+        beta: see ``Objective``.
+        sft_weight: at least 0; times the chosen response's mean negative log-probability per token, in nats.
+            TRL's ``loss_type=["sigmoid", "sft"]`` has it with ``loss_weights=[1, sft_weight]``; there, tokens
+            of a forward pass have the same weight, here pairs.
 
     >>> from ..batch import LogProbs
     >>> policy = LogProbs(chosen=torch.tensor([3.0, 0.0]), rejected=torch.zeros(2))
@@ -23,9 +29,18 @@ class DPO(Objective):
     tensor([0.0486, 0.6931])
     """
 
+    def __init__(self, beta: float = 0.1, sft_weight: float = 0.0):
+        super().__init__(beta)
+        check_within("[0, 1e30]", sft_weight=sft_weight)
+        self.sft_weight = sft_weight
+
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses."""
-        return -F.logsigmoid(rewards.u)
+        """(N,) losses; raises ValueError if ``sft_weight`` lacks token counts."""
+        losses = -F.logsigmoid(rewards.u)
+        if not self.sft_weight:
+            return losses
+        tokens, _ = rewards.token_counts("sft_weight")
+        return losses - self.sft_weight * rewards.policy.chosen / tokens
 
 
 class HolderDPO(Objective):
@@ -70,10 +85,9 @@ class IPO(Objective):
         """(N,) losses; raises ValueError if ``length_normalize`` lacks token counts."""
         h = rewards.h
         if self.length_normalize:
-            if rewards.chosen_tokens is None or rewards.rejected_tokens is None:
-                raise ValueError("length_normalize needs the numbers of response tokens (see Rewards.of)")
-            chosen = (rewards.policy.chosen - rewards.reference.chosen) / rewards.chosen_tokens
-            h = chosen - (rewards.policy.rejected - rewards.reference.rejected) / rewards.rejected_tokens
+            of_chosen, of_rejected = rewards.token_counts("length_normalize")
+            chosen = (rewards.policy.chosen - rewards.reference.chosen) / of_chosen
+            h = chosen - (rewards.policy.rejected - rewards.reference.rejected) / of_rejected
         return (h - 1 / (2 * self.beta)) ** 2
 
 

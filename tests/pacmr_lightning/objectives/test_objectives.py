@@ -118,6 +118,18 @@ def test_ipo_by_hand_with_token_means():
         IPO(0.25, length_normalize=True)(Rewards(log_probs, reference, 0.25))
 
 
+def test_sft_term_by_hand():
+    """u = 0.5 (6 - -4) = 5; the chosen response has 5 nats over 2 tokens: ln(1 + e^-5) + 0.1 * 5 / 2."""
+    log_probs = LogProbs(torch.tensor([-5.0]), torch.tensor([-6.0]))
+    reference = LogProbs(torch.tensor([-11.0]), torch.tensor([-2.0]))
+    rewards = Rewards(log_probs, reference, 0.5, torch.tensor([2]), torch.tensor([8]))
+    assert DPO(0.5, sft_weight=0.1)(rewards).item() == pytest.approx(math.log1p(math.exp(-5)) + 0.25)
+    # A soft label's other side has the rejected response's 6 nats over 8 tokens.
+    assert DPO(0.5, 0.1)(rewards.exchanged()).item() == pytest.approx(math.log1p(math.exp(5)) + 0.075)
+    with pytest.raises(ValueError, match=r"sft_weight needs .*Rewards\.of"):
+        DPO(0.5, sft_weight=0.1)(Rewards(log_probs, reference, 0.5))
+
+
 @pytest.mark.parametrize("name", [n for n in MAKE if n not in EM])
 def test_gradcheck(name):
     """Autograd against finite differences; RPO-EM, which holds w fixed on purpose, has its own test."""
@@ -239,6 +251,7 @@ NAN, INF = math.nan, math.inf
 OPTIONS = {
     (CDPO, "label_noise"): ((0.1, 0.3), (0.5, -0.1, NAN)),
     (RDPO, "label_noise"): ((0.1, 0.3), (0.5, 0.7, NAN)),
+    (DPO, "sft_weight"): ((0.0, 0.5), (-0.1, NAN, INF)),
     (IPO, "length_normalize"): ((False, True), ()),
     (DrDPO, "beta_prime"): ((0.5, 2.0), (0.0, NAN)),
     (DrDPO, "group"): (("batch", "micro_batch"), ("rank",)),

@@ -27,6 +27,7 @@ CASES = {
     "dpo": (DPO, {"loss_type": ["sigmoid"]}),
     "rdpo": (partial(RDPO, label_noise=EPS), ROBUST),
     "ipo": (partial(IPO, length_normalize=True), {"loss_type": ["ipo"]}),
+    "sft": (partial(DPO, sft_weight=0.7), {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.7]}),
     "cdpo": (partial(CDPO, label_noise=EPS), MIXED | {"label_smoothing": EPS}),
 }
 
@@ -85,7 +86,10 @@ def trl_rows(batch) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("layout", ["shared", "separate"])
 @pytest.mark.parametrize("case", list(CASES))
 def test_losses_and_gradients(case, layout, make_policy, make_batch, trainer_of):
-    """Each pair's loss, and the gradient of the batch's mean loss in every LoRA matrix, to 1e-5."""
+    """Each pair's loss, and the gradient of the batch's mean loss in every LoRA matrix, to 1e-5.
+
+    TRL's SFT term is a mean over the tokens of a forward pass, so there each pair has a pass of its own.
+    """
     make, options = CASES[case]
     beta = 0.3
     policy, batch, objective = make_policy(layout=layout), make_batch(6), make(beta)
@@ -99,7 +103,9 @@ def test_losses_and_gradients(case, layout, make_policy, make_batch, trainer_of)
             theirs = trainer._compute_loss(trainer.model, trl_rows(batch[i : i + 1]), False)
         torch.testing.assert_close(losses[i].detach(), theirs, rtol=1e-5, atol=1e-5)
 
-    mean = trainer._compute_loss(trainer.model, trl_rows(batch), False)
+    parts = [batch[i : i + 1] for i in range(len(batch))] if case == "sft" else [batch]
+    theirs = [trainer._compute_loss(trainer.model, trl_rows(part), False) for part in parts]
+    mean = torch.stack(theirs).mean()
     torch.testing.assert_close(losses.mean(), mean, rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad(mean, list(trainable(trainer.model).values()))
     found = torch.autograd.grad(losses.mean(), list(policy.adapter().values()))

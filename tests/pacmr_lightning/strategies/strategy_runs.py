@@ -12,6 +12,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
+from pacmr_lightning.callbacks import KLGuard
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct
 from pacmr_lightning.meta_gradient.outer_objectives import (
@@ -24,6 +25,7 @@ from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import VNetWeighting
 
 STEPS = 4
+GUARDED = 0.0142
 
 
 class Watch(pl.Callback):
@@ -100,6 +102,8 @@ def run(base, folder, case):
         max_length=64,
         reference="cached" if "cached" in options else "live",
     )
+    # Between the KL after two updates and after three.
+    guard = [KLGuard(pairs=4, every=1, warn=1e-6, stop=GUARDED)] if "guarded" in options else []
     watch = Watch(folder / f"{case.replace('/', '_')}.ckpt")
     resumed = [word.removeprefix("from:") for word in options if word.startswith("from:")]
     off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
@@ -109,7 +113,7 @@ def run(base, folder, case):
         devices=int(os.environ["WORLD_SIZE"]),
         strategy=strategy_of(name, options),
         **{"max_steps": STEPS, "max_epochs": -1, "default_root_dir": folder, "log_every_n_steps": 1},
-        **{"callbacks": [watch], **dict.fromkeys(off, False), **validated},
+        **{"callbacks": [watch, *guard], **dict.fromkeys(off, False), **validated},
     )
     trainer.fit(module, data, ckpt_path=folder / f"{resumed[0]}.ckpt" if resumed else None)
     state = trainer.strategy.lightning_module_state_dict()

@@ -11,15 +11,15 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 
-ALONE = ("single", "single-central", "single-few")
+ALONE = ("single", "single-central", "single-few", "single-guarded")
 ALONE_SLOW = (
     *("single-cached", "single-from:../together/zero3"),
     *("zero1", "zero2-offload", "zero3-checkpointing-offload"),
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
-    *("ddp", "ddp-tokens", "zero1", "zero2-micro-packed"),
-    *("zero3-few-packed", "zero3-from:zero1"),
+    *("ddp", "ddp-tokens", "ddp-guarded", "zero1", "zero2-micro-packed"),
+    *("zero3-few-packed", "zero3-from:zero1", "zero3-guarded"),
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
@@ -283,3 +283,12 @@ def test_ranks_choose_alike(room, expected, forked, tmp_path):
         out = process.communicate(timeout=300)[0]
         assert process.returncode == 0, out
         assert json.loads(out.strip().splitlines()[-1]) == expected
+
+
+@pytest.mark.parametrize("case", ["ddp-guarded", "zero3-guarded"])
+def test_kl_guard_stops_all_processes(alone, together, case):
+    """At one update, and on all of them the adapter and VNet of the update before are back."""
+    found, expected = together[case], alone["single-guarded"]
+    assert expected["metrics"]["val/guard/restored_step"] == 2
+    assert_same(found, expected)
+    assert distance(expected, alone["single"])[0] > 1e-4

@@ -38,7 +38,10 @@ def setting(make_policy, make_batch):
 @pytest.mark.parametrize("form", [KeptStepPairs, RecomputedStepPairs])
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("objective", [DPO(BETA), IPO(BETA), IPO(BETA, length_normalize=True), R3M(BETA)])
+@pytest.mark.parametrize(
+    "objective",
+    [DPO(BETA), DPO(BETA, sft_weight=0.5), IPO(BETA), IPO(BETA, length_normalize=True), R3M(BETA)],
+)
 def test_gradient_of_a_step(form, micro_batch_size, checkpointing, objective, setting):
     """Against autograd of the loss as it is written, with the pairs exchanged by hand."""
     policy, batch = setting
