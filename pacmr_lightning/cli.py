@@ -65,7 +65,7 @@ NOISE = (
     "`torch.distributed..*` is deprecated",
 )
 
-ALIASES = {"audit-model": "audit", "surfaces": "compare"}
+ALIASES = {"audit-model": "audit"}
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""
