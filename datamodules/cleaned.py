@@ -232,11 +232,27 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write rows in this package's columns, except empty ones; return their number."""
+    """Write rows in this package's columns, except empty ones; return their number.
+
+    In Parquet, nested values in place of texts get an inferred type.
+    """
+    plain = (plain_row(row) for row in rows)
     if path.suffix != ".parquet":
-        return _write_json((plain_row(row) for row in rows), path)
-    found = list(rows)
-    write_table([plain_row(row) for row in found], path, PREFERENCES.features.arrow_schema)
+        return _write_json(plain, path)
+    found, columns = list(plain), {}
+    try:
+        for field in PREFERENCES.features.arrow_schema:
+            values = [row.get(field.name) for row in found]
+            nested = any(isinstance(value, (list, dict)) for value in values) and field.type == pa.string()
+            if any(value is not None for value in values):
+                columns[field.name] = pa.array(values, None if nested else field.type)
+        with replacing(path) as temporary:
+            pq.write_table(pa.table(columns), temporary)
+    except pa.ArrowException:
+        raise UserError(
+            f"{path} cannot be written: a column of Parquet cannot hold texts and chat messages, nor "
+            "messages whose fields are empty or of several types; give a file ending in .jsonl."
+        ) from None
     return len(found)
 
 
@@ -248,21 +264,3 @@ def plain_row(row: dict[str, Any]) -> dict[str, Any]:
         if name in found and (row["chat"] or name == "chat_template_kwargs"):
             found[name] = json.loads(found[name])
     return found
-
-
-def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
-    """Write rows as Parquet without empty columns; nested values in place of texts get an inferred type."""
-    columns = {}
-    try:
-        for field in types:
-            values = [row.get(field.name) for row in rows]
-            nested = any(isinstance(value, (list, dict)) for value in values) and field.type == pa.string()
-            if any(value is not None for value in values):
-                columns[field.name] = pa.array(values, None if nested else field.type)
-        with replacing(path) as temporary:
-            pq.write_table(pa.table(columns), temporary)
-    except pa.ArrowException:
-        raise UserError(
-            f"{path} cannot be written: a column of Parquet cannot hold texts and chat messages, nor "
-            "messages whose fields are empty or of several types; give a file ending in .jsonl."
-        ) from None

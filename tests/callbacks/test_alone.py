@@ -18,7 +18,7 @@ from pacmr_lightning.weighting import VNetWeighting
 from ..conftest import quiet_trainer
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
-MAPS = ("g", "slope", "offset", "surfaces", "weight_function", "monotone_share")
+MAPS = ("heat_maps", "weight_function", "surfaces", "monotone_share")
 LEFT = {
     "Dashboard": ({"custom_scalars__config__"}, set()),
     "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
