@@ -132,7 +132,7 @@ class Rendered(NamedTuple):
     response: str
     """With the end of the turn, without whitespace after it."""
     changed: bool
-    """Whether the template has changed or left out a text of the row's messages, reasoning included."""
+    """True if the template has changed or left out a text of the row's messages, reasoning included."""
 
 
 def render(

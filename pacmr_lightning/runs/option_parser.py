@@ -46,7 +46,7 @@ ELSEWHERE = {
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Of two equal keys PyYAML takes the last without a word."""
+    """YAML loader that refuses a key that occurs twice, of which PyYAML takes the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value]
