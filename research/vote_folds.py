@@ -26,7 +26,9 @@ REWORDINGS = (
 """Other words for "Debate: ...\\nArgue for: ...\\nArgument:", in place of a back-translation."""
 
 
-def vote_folds(file: str, *, output: str, train: int = 800, test: int = 240, characters: int = 250) -> None:
+def vote_folds(
+    file: str, *, output: str, train: int = 800, test: int = 240, characters: int = 250
+) -> None:
     """Write train.jsonl, clean.jsonl (without labels that most others contradict) and test.jsonl of each fold.
 
     Args:
@@ -44,9 +46,7 @@ def vote_folds(file: str, *, output: str, train: int = 800, test: int = 240, cha
     for fold in range(FOLDS):
         inside = pairs["category"].map(fold_of) == fold
         trained = pairs[~inside].sample(train, random_state=fold)
-        trained = trained.assign(
-            augmented_prompt=[reworded(*row) for row in trained[["id", "prompt"]].to_numpy()]
-        )
+        trained = trained.assign(augmented_prompt=[reworded(*row) for row in trained[["id", "prompt"]].to_numpy()])
         decided = pairs[inside & pairs["flipped"].notna()].sample(test, random_state=fold)
         contradicted = decided["flipped"].astype(bool)
         by_majority = decided.assign(
@@ -74,9 +74,7 @@ def reworded(identity: str, prompt: str) -> str:
     """Return the prompt by one of ``REWORDINGS``, the same each time."""
     debate, side, _ = prompt.split("\n")
     which = sum(identity.encode()) % len(REWORDINGS)
-    return REWORDINGS[which].format(
-        debate=debate.removeprefix("Debate: "), side=side.removeprefix("Argue for: ")
-    )
+    return REWORDINGS[which].format(debate=debate.removeprefix("Debate: "), side=side.removeprefix("Argue for: "))
 
 
 main = command("vote_folds", vote_folds)
