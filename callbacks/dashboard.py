@@ -1,4 +1,4 @@
-"""Callback that shows a run's main curves, settings and description in its loggers."""
+"""Callback that shows a run's main curves and settings in its loggers."""
 
 import os
 from typing import Any, cast
@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from pacmr_lightning.modules.datamodule import datamodule
 
-from .to_loggers import PAIR_WEIGHTS, log_texts
+from .to_loggers import PAIR_WEIGHTS
 
 CHARTS = {
     "Accuracy": ("train/rewards/accuracies", "val/rewards/accuracies"),
@@ -30,7 +30,7 @@ RESULTS = (
 
 
 class Dashboard(Callback):
-    """A run's main curves, settings and description, for its loggers.
+    """A run's main curves and settings, for its loggers.
 
     Tags:
 
@@ -38,13 +38,12 @@ class Dashboard(Callback):
       and KL in nine charts (``CHARTS``).
     - In TensorBoard's HPARAMS: settings and the last values of ``RESULTS``, to compare runs. W&B and MLflow
       get the settings as configuration and parameters.
-    - The text ``about``: model, data, labels, method and training in five lines.
 
     Files: none. Cost: under 0.1 ms per update.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log settings, description and layout, unless the run is resumed."""
+        """Log settings and layout, unless the run is resumed."""
         if trainer.global_step or not trainer.is_global_zero:
             return
         settings = settings_of(trainer, pl_module)
@@ -62,8 +61,6 @@ class Dashboard(Callback):
                 logger.experiment.add_custom_scalars({"At a glance": charts})
             elif not isinstance(logger, CSVLogger):
                 logger.log_hyperparams(settings)
-        lines = description_of(trainer, pl_module, settings)
-        log_texts(trainer, "about", {name: {"This run": line} for name, line in lines.items()})
 
 
 def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float]:
@@ -92,27 +89,3 @@ def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float
             "vnet_outer": type(outer).__name__,
         }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def description_of(trainer: Trainer, pl_module: Any, settings: dict[str, Any]) -> dict[str, str]:
-    """Return one line each about model, data, labels, method and training, by name."""
-
-    def parts(*names: str) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {settings[name]}" for name in names if name in settings)
-
-    data, counts = datamodule(trainer), getattr(datamodule(trainer), "counts", None) or {}
-    kept = {split: found.get("kept") for split, found in counts.items() if isinstance(found, dict)}
-    pairs = [f"{number:,} {split} pairs" for split, number in kept.items() if number]
-    rate = settings.get("noise_rate") if hasattr(data, "noise_seed") else None
-    kinds = [type(getattr(pl_module, name, None)).__name__ for name in ("objective", "weighting")]
-    vnet = parts("vnet_learning_rate", "vnet_every", "vnet_tau", "vnet_estimator", "vnet_outer")
-    how = ", ".join(kind for kind in kinds if kind != "NoneType")
-    updates = f"{trainer.estimated_stepping_batches:,} updates"
-    lines = {
-        "Model": ", ".join(filter(None, (str(settings.get("model", "")), parts("lora_rank")))),
-        "Data": ", ".join([str(settings.get("task", "")), *pairs]),
-        "Labels": f"{rate:.0%} flipped, noise seed {data.noise_seed}" if rate else "as found",
-        "Method": ", ".join(filter(None, (str(settings.get("method", "")), how, parts("beta"), vnet))),
-        "Training": ", ".join(filter(None, (updates, parts("batch_size", "learning_rate", "seed")))),
-    }
-    return {name: line for name, line in lines.items() if line}

@@ -116,10 +116,10 @@ class VNetSurfaces(VisitFigures):
 
     Weightings without slope and offset have none. On rank 0:
 
-    - Tags, regularly and at the end: the images ``pair_weights/g``, ``slope`` and ``offset`` (heat maps with
-      contours of the visits) and ``weight_function`` (g along u at the median of Delta). With the files: the
-      image ``surfaces`` (3-D), ``pair_weights/monotone_share``, the share of the grid on which g rises with
-      u, and ``monotone_share_data``, the same of the cells that contain a pair.
+    - Tags, regularly and at the end: the images ``pair_weights/heat_maps`` (a, b and g with contours of the
+      visits) and ``weight_function`` (g along u at the median of Delta). With the files: the image
+      ``surfaces`` (3-D), ``pair_weights/monotone_share``, the share of the grid on which g rises with u, and
+      ``monotone_share_data``, the same of the cells that contain a pair.
     - Files, after ``steps`` and at the end: ``analysis/surfaces-step-NNNNN`` (.png and .pdf in 3-D, .csv, and
       .npz for ``pacmr compare --output``) and ``analysis/heat-maps-step-NNNNN`` (.png and .pdf).
     - Cost: 0.2 ms per update, about 0.6 s for the images, and 1.5 s for the files.
@@ -169,9 +169,7 @@ class VNetSurfaces(VisitFigures):
             shares = {"monotone_share": surface.monotone_share()}
             shares["monotone_share_data"] = surface.monotone_share(with_data=True)
             log_numbers(trainer, {f"{PAIR_WEIGHTS}/{name}": share for name, share in shares.items()})
-            save_figure(draw_heat_maps(surface), analysis_file(trainer, "heat-maps"))
-        for name, tag in (("g", "g"), ("a", "slope"), ("b", "offset")) if trainer.loggers else ():
-            self.put(trainer, tag, None, draw_heat_maps(surface, [name]))
+        self.put(trainer, "heat_maps", "heat-maps" if to_files else None, draw_heat_maps(surface))
         weighting = getattr(pl_module, "weighting", None)
         start: Any = getattr(weighting, "start_slope", None), getattr(weighting, "start_offset", None)
         function = draw_weight_function(surface, None if None in start else start)

@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from datasets import Dataset
@@ -132,8 +131,8 @@ class Rendered(NamedTuple):
     """With the beginning of the assistant's turn."""
     response: str
     """With the end of the turn, without whitespace after it."""
-    changes: list[str]
-    """``CHANGES`` of the row's messages."""
+    changed: bool
+    """True if the template has changed or left out a text of the row's messages, reasoning included."""
 
 
 def render(
@@ -171,68 +170,19 @@ def render(
                 )
         # Templates write a newline after the end of the turn; it is not trained on.
         response = whole[len(start) :].rstrip()
-        changes = list(_changes([*prompt, answer], start + response, whole, text_of))
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(
             f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
             f"({error}); change the messages or the template."
         ) from None
-    return Rendered(start, response, changes)
+    return Rendered(start, response, _changes([*prompt, answer], start + response))
 
-
-CHANGES = {
-    "a message left out": "leaves a message out",
-    "reasoning left out": "leaves reasoning out",
-    "a message changed": "changes the text of a message",
-    "whitespace changed": "changes the whitespace of a message",
-}
-"""Changes that a template may make to a row's messages, with a verb phrase for each."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def _changes(
-    messages: Messages, written: str, whole: str, text_of: Callable[[Messages], str]
-) -> Iterator[str]:
-    """Yield the ``CHANGES`` that ``written``, of the template's text ``whole``, has made to messages."""
-    texts = {i: m["content"] for i, m in enumerate(messages) if (m.get("content") or "").strip()}
-    bare, flat = {i: _squeezed(text) for i, text in texts.items()}, _squeezed(written)
-    reasoning = any(_squeezed(str(m.get(key) or "")) not in flat for m in messages for key in _REASONING)
-    missing = _rarer(flat, bare)
-    left = {place for place in missing if _ignores(messages, place, whole, text_of)}
-    changed = _rarer(flat, {i: text for i, text in bare.items() if i not in left})
-    thoughts = {i for i in missing & bare.keys() if _lacks_thought(bare[i], flat)}
-    if left:
-        yield "a message left out"
-    if reasoning or thoughts - left:
-        yield "reasoning left out"
-    if changed - thoughts:
-        yield "a message changed"
-    if _rarer(written, {i: text for i, text in texts.items() if i not in missing}):
-        yield "whitespace changed"
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def _rarer(written: str, texts: dict[int, str]) -> set[int]:
-    """Return the places of texts that occur less often in ``written`` than in all texts together."""
-    return {
-        i for i, text in texts.items() if written.count(text) < sum(t.count(text) for t in texts.values())
-    }
-
-
-def _ignores(messages: Messages, place: int, whole: str, text_of: Callable[[Messages], str]) -> bool:
-    """Return whether the template writes the same whatever a message contains."""
-    other = [*messages[:place], {**messages[place], "content": "0123"}, *messages[place + 1 :]]
-    try:
-        return text_of(other) == whole
-    except (TemplateError, ValueError, TypeError):
-        return False
-
-
-def _lacks_thought(text: str, written: str) -> bool:
-    """Return whether a text without whitespace was written without the thought that it begins with."""
-    thought, mark, rest = text.partition("</think>")
-    return bool(mark) and thought not in written and rest in written
+def _changes(messages: Messages, written: str) -> bool:
+    """Return whether a text of the messages is not in ``written`` as often as in all of them."""
+    fields = (m.get(key) for m in messages for key in ("content", *_REASONING))
+    texts = [text for text in fields if isinstance(text, str) and text.strip()]
+    return any(written.count(text) < sum(each.count(text) for each in texts) for text in texts)

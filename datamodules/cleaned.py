@@ -5,18 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset
 from tqdm import tqdm
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import local_path, replacing
 
 from .columns import OPPOSITES, PREFERENCES, checked, words_of
@@ -87,81 +88,84 @@ def exchanged(row: dict[str, Any]) -> dict[str, Any]:
 class Sides:
     """Columns of rows that describe the chosen or the rejected response.
 
-    Names that differ in that word alone, such as ``score_chosen`` and ``score_rejected``, are a pair, also
-    within objects. Numbers in columns such as ``margin`` are differences.
+    Names that differ in that word alone, such as ``score_chosen`` and ``score_rejected``, are a pair. Numbers
+    in columns such as ``margin`` are differences. Columns of objects are left as they are.
     """
 
     def __init__(self, names: Iterable[str] = ()):
         self.names = dict.fromkeys(names)
-        self.inside: dict[str, Sides] = {}
-        """Fields of objects."""
         self.texts: set[str] = set()
         """Not only numbers."""
 
     def seen(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the rows, and add their columns."""
         for place, row in rows:
-            self.add(row)
+            self.names |= dict.fromkeys(row)
+            self.texts |= {name for name, value in row.items() if not _is_number(value) and value is not None}
             yield place, row
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Add the columns of a row, and the fields of its objects."""
-        for name, value in row.items():
-            self.names[name] = None
-            if isinstance(value, dict):
-                self.inside.setdefault(name, Sides()).add(value)
-            elif not _is_number(value) and value is not None:
-                self.texts.add(name)
-
-    def partner(self, name: str) -> str | None:
-        """Return the other column of a pair, or None."""
+    def partner(self, name: str) -> str:
+        """Return the other column of a pair, or the column itself."""
         other = _SIDE.sub(_other_side, name)
-        return other if other != name and other in self.names else None
+        return other if other in self.names else name
 
     def is_difference(self, name: str) -> bool:
         """Return whether a column is a difference, which changes its sign."""
-        numbers = name not in self.texts and name not in self.inside
-        return numbers and self.partner(name) is None and _has(name, _DIFFERENCE)
+        return name not in self.texts and self.partner(name) == name and _has(name, _DIFFERENCE)
 
     def exchanged(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the row with the label swapped; a field that only its pair has moves there."""
-        found = {}
-        for name in row:
-            other = self.partner(name)
-            source = name if other is None else other
-            if source in row:
-                found[name] = row[source]
-            if other is not None and other not in row:
-                found[other] = row[name]
+        names = dict.fromkeys(each for name in row for each in (name, self.partner(name)))
+        found = {name: row[self.partner(name)] for name in names if self.partner(name) in row}
         for name, value in found.items():
-            if name in OPPOSITES and value is not None and self.partner("chosen"):
+            if name in OPPOSITES and value is not None:
                 found[name] = not value if isinstance(value, bool) else 1 - value
-            elif name in self.inside and isinstance(value, dict):
-                found[name] = self.inside[name].exchanged(value)
             elif self.is_difference(name) and _is_number(value):
                 found[name] = -value
         return found
 
+    def exchanged_table(self, rows: pa.Table, flips: np.ndarray) -> pa.Table:
+        """Return rows with the label swapped where (N,) ``flips``, in types that hold both sides' values."""
+        names = rows.column_names
+        swapped = rows.filter(pa.array(flips)).rename_columns([self.partner(name) for name in names])
+        swapped = swapped.select(names)
+        try:
+            for i, field in enumerate(rows.schema):
+                column = swapped.column(i)
+                if _holds_text(field.type) and _holds_text(column.type):
+                    column = column.cast(field.type)
+                elif field.name in OPPOSITES and pa.types.is_boolean(field.type):
+                    column = pc.invert(column)
+                elif field.name in OPPOSITES and not pa.types.is_null(field.type):
+                    column = pc.subtract(pa.scalar(1).cast(field.type), column)
+                elif self.is_difference(field.name) and not pa.types.is_null(field.type):
+                    column = pc.negate_checked(column)
+                swapped = swapped.set_column(i, field.name, column)
+            both = [rows.filter(pa.array(~flips)), swapped]
+            joint = pa.concat_tables(both, promote_options="permissive")
+        except pa.ArrowException as error:  # two types that do not fit, or an unsigned margin
+            raise UserError(
+                f"A column cannot hold its values where a label is swapped ({first_line(error)}); give it "
+                "another type, that of its other side if it has one, or take it out."
+            ) from None
+        order = np.concatenate([np.flatnonzero(~flips), np.flatnonzero(flips)])
+        return joint.take(np.argsort(order))
+
     def announce(self) -> None:
         """Print the columns that are swapped with a label, and those that are not."""
-        places = self.paths(lambda sides, name: sides.partner(name) is not None)
-        signs = self.paths(Sides.is_difference)
+        places = [name for name in self.names if self.partner(name) != name]
+        signs = [name for name in self.names if self.is_difference(name)]
         known = {"id", *PREFERENCES.responses, *PREFERENCES.optional, *places, *signs} - {"label"}
-        unsure = [
-            name for name in self.paths(lambda sides, name: name not in sides.inside) if name not in known
-        ]
         for names, what in (
             (places, "are exchanged where a label is swapped"),
             (signs, "change their sign where a label is swapped"),
-            (unsure, "are not changed where a label is swapped; check those that describe a side"),
+            (
+                [name for name in self.names if name not in known],
+                "are not changed where a label is swapped; check those that describe a side",
+            ),
         ):
             if names and names != ["chosen", "rejected"]:
                 print(f"Columns that {what}: {', '.join(names)}.")
-
-    def paths(self, fits: Callable[[Sides, str], bool]) -> list[str]:
-        """Return the names that fit, with dots before fields of objects."""
-        own = [name for name in self.names if fits(self, name)]
-        return own + [f"{name}.{path}" for name, of in self.inside.items() for path in of.paths(fits)]
 
 
 def _other_side(found: re.Match[str]) -> str:
@@ -205,44 +209,21 @@ def _write_parquet(
     with pq.ParquetFile(train) as file, replacing(path) as temporary:
         schema = file.schema_arrow
         if flip:
-            schema = pa.schema(_joint_fields(list(schema), sides), schema.metadata)
+            schema = sides.exchanged_table(schema.empty_table(), np.zeros(0, bool)).schema
         with (
             pq.ParquetWriter(temporary, schema) as writer,
             tqdm(total=len(ids), desc=path.name, unit="row") as bar,
         ):
             for batch in file.iter_batches():
-                names = ids[start : start + len(batch)]
+                names, table = ids[start : start + len(batch)], pa.Table.from_batches([batch])
                 start += len(batch)
-                flips = np.array([name in flip for name in names])
-                columns = [_exchanged_column(batch, field, flips, sides) for field in schema]
-                kept = pa.array([name not in drop for name in names])
-                table = pa.Table.from_arrays(columns, schema=schema).filter(kept)
+                if flip:
+                    table = sides.exchanged_table(table, np.array([name in flip for name in names]))
+                table = table.filter(pa.array([name not in drop for name in names]))
                 writer.write_table(table)
                 count += len(table)
                 bar.update(len(batch))
     return count
-
-
-def _joint_fields(fields: Iterable[pa.Field], sides: Sides) -> list[pa.Field]:
-    """Return the fields in types that hold the values of both columns of a pair."""
-    types = {field.name: field.type for field in fields}
-    joint = []
-    for field in fields:
-        kind, other = field.type, types.get(sides.partner(field.name) or "")
-        if other is not None and not (_holds_text(kind) and _holds_text(other)):
-            both = [pa.schema([("x", one)]) for one in (kind, other)]
-            try:
-                kind = pa.unify_schemas(both, promote_options="permissive").field("x").type
-            except pa.ArrowException:
-                raise UserError(
-                    f"The columns {field.name!r} ({kind}) and {sides.partner(field.name)!r} ({other}) must "
-                    "change places where a label is swapped, but their types differ; write both in one type, "
-                    "or take them out."
-                ) from None
-        elif field.name in sides.inside and pa.types.is_struct(kind):
-            kind = pa.struct(_joint_fields(list(kind), sides.inside[field.name]))
-        joint.append(field if kind == field.type else field.with_type(kind).with_nullable(True))
-    return joint
 
 
 def _holds_text(kind: pa.DataType) -> bool:
@@ -250,30 +231,28 @@ def _holds_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray, sides: Sides) -> pa.Array:
-    """Return a column in its joint type, swapped with its pair or negated where labels are."""
-    column, name = batch.column(field.name), field.name
-    other = sides.partner(name)
-    changes = other is not None or name in sides.inside or name in OPPOSITES
-    if column.type == field.type and not (flips.any() and (changes or sides.is_difference(name))):
-        return column
-    taken = batch.select([name] if other is None else [name, other]).to_pylist()
-    rows = [sides.exchanged(row) if flip else row for row, flip in zip(taken, flips, strict=True)]
-    try:
-        return pa.array([row[name] for row in rows], field.type)
-    except (pa.ArrowException, OverflowError):  # such as an unsigned margin
-        raise UserError(
-            f"The column {name!r} ({field.type}) cannot hold its values where a label is swapped; give "
-            "it another type, or take it out."
-        ) from None
-
-
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write rows in this package's columns, except empty ones; return their number."""
+    """Write rows in this package's columns, except empty ones; return their number.
+
+    In Parquet, nested values in place of texts get an inferred type.
+    """
+    plain = (plain_row(row) for row in rows)
     if path.suffix != ".parquet":
-        return _write_json((plain_row(row) for row in rows), path)
-    found = list(rows)
-    write_table([plain_row(row) for row in found], path, PREFERENCES.features.arrow_schema)
+        return _write_json(plain, path)
+    found, columns = list(plain), {}
+    try:
+        for field in PREFERENCES.features.arrow_schema:
+            values = [row.get(field.name) for row in found]
+            nested = any(isinstance(value, (list, dict)) for value in values) and field.type == pa.string()
+            if any(value is not None for value in values):
+                columns[field.name] = pa.array(values, None if nested else field.type)
+        with replacing(path) as temporary:
+            pq.write_table(pa.table(columns), temporary)
+    except pa.ArrowException:
+        raise UserError(
+            f"{path} cannot be written: a column of Parquet cannot hold texts and chat messages, nor "
+            "messages whose fields are empty or of several types; give a file ending in .jsonl."
+        ) from None
     return len(found)
 
 
@@ -285,21 +264,3 @@ def plain_row(row: dict[str, Any]) -> dict[str, Any]:
         if name in found and (row["chat"] or name == "chat_template_kwargs"):
             found[name] = json.loads(found[name])
     return found
-
-
-def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
-    """Write rows as Parquet without empty columns; nested values in place of texts get an inferred type."""
-    columns = {}
-    try:
-        for field in types:
-            values = [row.get(field.name) for row in rows]
-            nested = any(isinstance(value, (list, dict)) for value in values) and field.type == pa.string()
-            if any(value is not None for value in values):
-                columns[field.name] = pa.array(values, None if nested else field.type)
-        with replacing(path) as temporary:
-            pq.write_table(pa.table(columns), temporary)
-    except pa.ArrowException:
-        raise UserError(
-            f"{path} cannot be written: a column of Parquet cannot hold texts and chat messages, nor "
-            "messages whose fields are empty or of several types; give a file ending in .jsonl."
-        ) from None

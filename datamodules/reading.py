@@ -14,8 +14,7 @@ from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
 from lightning.pytorch.utilities import rank_zero_info
 
-from pacmr_lightning.command_line.exceptions import user_error
-from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.errors import UserError, first_line, user_error
 from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked

@@ -18,7 +18,6 @@ from pacmr_lightning.errors import UserError
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
 from .chat import (
-    CHANGES,
     Rendered,
     decode_messages,
     encode_messages,
@@ -30,7 +29,7 @@ from .columns import PREFERENCES, SFT, TIE, VOTES, Columns, texts_key
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 10
+_LAYOUT = 11
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
@@ -48,11 +47,13 @@ REASONS = (
 NO_AUGMENTED_PROMPT = "no augmented prompt"
 """Count of kept pairs whose augmented prompt is missing, too long or the same tokens."""
 
+CHANGED = "changed messages"
+"""Count of kept rows of which the chat template changes or leaves out a text."""
 TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
 SPECIAL = "special tokens"
 """Count of kept rows with a special token of the tokenizer inside of a text."""
-ODDITIES = (*CHANGES, TWO_BOS, SPECIAL)
+ODDITIES = (CHANGED, TWO_BOS, SPECIAL)
 """Oddities of a kept row's tokens."""
 
 
@@ -190,7 +191,7 @@ def _tokenize_rows(
             prompt = decode_messages(split.prompt)
             texts.append([render(tokenizer, prompt, message, options) for message in split.messages])
         else:
-            texts.append([Rendered(split.prompt, text, []) for text in split.responses])
+            texts.append([Rendered(split.prompt, text, False) for text in split.responses])
     prompts = [sides[0].prompt for sides in texts]
     count = len(columns.responses)
     # All sides at once, so that a prompt is encoded once.
@@ -205,7 +206,7 @@ def _tokenize_rows(
     odds = _special_tokens(tokenizer, splits, chats)
     for split, odd, row, prompt_ids, *answers in zip(splits, odds, texts, ids, *responses, strict=True):
         out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
-        changes = dict.fromkeys(change for side in row for change in side.changes)
+        changes = [CHANGED] * any(side.changed for side in row)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
         out["odd"].append([*changes, *twice, *odd])
@@ -312,13 +313,12 @@ def token_warnings(
     """Yield a sentence for each oddity of the tokens of a split, which it calls ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
-    for change, words in CHANGES.items():
-        if change in counts:
-            yield (
-                f"{place}: the chat template {words} in {counts[change]} of {counts['kept']} rows "
-                f"({counts.examples[change]} for one), so the model learns what the template writes; change "
-                "the rows, or take another template."
-            )
+    if CHANGED in counts:
+        yield (
+            f"{place}: the chat template changes or leaves out a text of the messages in {counts[CHANGED]} "
+            f"of {counts['kept']} rows ({counts.examples[CHANGED]} for one), so the model learns what the "
+            "template writes; change the rows, or take another template."
+        )
     if SPECIAL in counts:
         yield (
             f"{place}: {counts[SPECIAL]} of {counts['kept']} rows have a special token, such as "

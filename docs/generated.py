@@ -5,16 +5,14 @@ A page marks the place of one with a comment, such as ``<!-- commands -->``.
 
 from __future__ import annotations
 
-import inspect
 import re
 from argparse import SUPPRESS
 from collections.abc import Callable
 
 from pacmr_lightning import cli
-from pacmr_lightning.command_line.help_pages import takes_words
-from pacmr_lightning.command_line.parser import ToolParser
-from pacmr_lightning.command_line.shipped_configs import names, told
+from pacmr_lightning.command_line.parser import ToolParser, takes_words
 from pacmr_lightning.command_line.short_forms import page
+from pacmr_lightning.runs.shipped_configs import names, told
 
 HIDDEN = ("help", "config", "print_config")
 
@@ -38,7 +36,7 @@ def _tool(name: str) -> str:
     """Return the section of a command whose options are those of a function."""
     _, function, _ = cli.tool_of([name])
     parser = ToolParser(exit_on_error=False)
-    parser.add_function_arguments(function, as_positional=takes_words(inspect.signature(function).parameters))
+    parser.add_function_arguments(function, as_positional=takes_words(function))
     actions = [a for a in parser._actions if a.dest not in HIDDEN and not a.dest.endswith(".help")]
     words = [action.dest.upper() for action in actions if not action.option_strings]
     described = (function.__doc__ or "").partition("Args:")[0]

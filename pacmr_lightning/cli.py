@@ -15,7 +15,7 @@ from typing import Any
 
 from .command_line.exceptions import sentence, stop
 from .command_line.output import only_results
-from .command_line.short_forms import EXAMPLE, page
+from .command_line.short_forms import EXAMPLE, page, run_page
 from .loading import loading
 
 RUNS = {
@@ -65,7 +65,7 @@ NOISE = (
     "`torch.distributed..*` is deprecated",
 )
 
-ALIASES = {"audit-model": "audit", "surfaces": "compare"}
+ALIASES = {"audit-model": "audit"}
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""
@@ -131,14 +131,6 @@ def _help() -> str:
     )
 
 
-def _help_of(command: str) -> str:
-    from .command_line.help_pages import run_page, tool_page
-
-    if command in TOOLS:
-        return tool_page(command)
-    return page() if command == "fit" else run_page(command, RUNS[command])
-
-
 def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
     """Return a tool's name, its function, which has the name of its file in ``commands``, and arguments."""
     file = words[0].replace("-", "_")
@@ -165,14 +157,16 @@ def main(arguments: list[str] | None = None) -> None:
         near = get_close_matches(words[0], (*RUNS, *TOOLS), n=1)
         advice = f"did you mean {near[0]}? Commands are" if near else "choose one of"
         stop(f"Unknown command {words[0]}; {advice} {', '.join((*RUNS, *TOOLS))}.")
+    if not words:
+        stop("no command is given; pacmr --help lists them.")
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")
-    if words[1:] in (["--help"], ["-h"]):
-        print(_help_of(words[0]))
+    if words[1:] in (["--help"], ["-h"]) and words[0] in RUNS:
+        print(page() if words[0] == "fit" else run_page(words[0], RUNS[words[0]]))
         sys.exit(0)
     try:
         with only_results(), loading():
-            if words and words[0] in TOOLS:
+            if words[0] in TOOLS:
                 from .command_line.parser import run_tool
 
                 run = partial(run_tool, *tool_of(words))

@@ -1,6 +1,7 @@
 """The exception for input that the user can fix."""
 
 import re
+from collections.abc import Iterator
 from operator import ge, gt, le, lt
 
 _BOUNDS = {"[": ("at least", ge), "(": ("above", gt), "]": ("at most", le), ")": ("below", lt)}
@@ -11,6 +12,18 @@ class UserError(Exception):
 
     No ValueError, which jsonargparse would take for a type mismatch. Exit status 2, without a traceback.
     """
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def user_error(error: BaseException) -> UserError | None:
+    """Return the ``UserError`` among an exception and its causes."""
+    return next((one for one in causes(error) if isinstance(one, UserError)), None)
 
 
 def check_at_least(least: float, **options: float | None) -> None:

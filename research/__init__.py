@@ -20,8 +20,9 @@ def command(name: str, function: Callable[..., Any]) -> Callable[..., None]:
     def main(arguments: Sequence[str] | None = None) -> None:
         from jsonargparse import auto_cli
 
-        from pacmr_lightning.command_line.exceptions import stop, user_error
+        from pacmr_lightning.command_line.exceptions import stop
         from pacmr_lightning.command_line.parser import ToolParser
+        from pacmr_lightning.errors import user_error
 
         try:
             auto_cli(

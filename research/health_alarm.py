@@ -150,8 +150,6 @@ def measure(setting: Setting, folder: Path) -> dict[str, object]:
         "alarm": alarm,
         "accuracy_at_alarm": at_alarm,
         "max_slope_ratio": most("slope_ratio"),
-        "max_norm_ratio": most("norm_ratio"),
-        "max_pseudo_label_drop": most("pseudo_label_drop"),
         "min_effective_sample_size": health["warnings/effective_sample_size"].min(),
     }
 

@@ -2,7 +2,6 @@
 scripts have the options named.
 """
 
-import inspect
 import json
 import re
 import shlex
@@ -12,8 +11,7 @@ import pytest
 import yaml
 
 from pacmr_lightning.cli import RUNS, TOOLS, tool_of
-from pacmr_lightning.command_line.help_pages import takes_words
-from pacmr_lightning.command_line.parser import ToolParser
+from pacmr_lightning.command_line.parser import ToolParser, takes_words
 from pacmr_lightning.command_line.short_forms import expanded
 from pacmr_lightning.commands.fit import parser_of
 
@@ -84,8 +82,7 @@ def test_it_is_taken(words, here):
         pytest.skip("the rest of the command is the reader's")
     _, function, arguments = tool_of([command, *words])
     parser = ToolParser(exit_on_error=False)
-    positional = takes_words(inspect.signature(function).parameters)
-    parser.add_function_arguments(function, as_positional=positional)
+    parser.add_function_arguments(function, as_positional=takes_words(function))
     parser.parse_args(arguments)
 
 

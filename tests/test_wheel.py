@@ -22,7 +22,7 @@ CONFIGS = {"pacmr_lightning.configs": "configs"}
 HELP = """
 import contextlib, io, sys
 import pacmr_lightning, pacmr_lightning.callbacks, pacmr_lightning.datamodules
-from pacmr_lightning.cli import main
+from pacmr_lightning.cli import RUNS, main
 
 for module in (pacmr_lightning, pacmr_lightning.callbacks, pacmr_lightning.datamodules):
     print(module.__file__)
@@ -30,7 +30,7 @@ for command in sys.argv[1:]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
-            main([command, "--help_all"])
+            main([command, "--help_all" if command in RUNS else "--help"])
     except SystemExit as stop:
         print(command, stop.code, said.getvalue().startswith("usage: pacmr "))
 for name, module in list(sys.modules.items()):

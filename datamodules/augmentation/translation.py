@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from pacmr_lightning.errors import UserError, check_at_least, check_within
+from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 from .rewriter import Rewriter, Rewriting
 from .structure import Part, cut, prompt_sentences
-from .translator import GumbelNoise, Translator
+from .translator import Translator
 
 TOO_LONG = "longer than the model reads"
 
-_VERSION = 2
+_VERSION = 3
 """Part of the settings; raised whenever the same models would give other results."""
 _PROMPTS_A_BATCH = 2
 """Prompts per chunk over batch size: enough for pieces of equal length, few enough for the progress bar."""
@@ -37,11 +36,6 @@ class BackTranslation(Rewriter):
         backward: folder or Hub id of the model that translates back.
         batch_size: sentences that are translated together.
         num_beams: beams of the search.
-        sample: draw the translations instead of searching for the best ones; each sentence's draw depends on
-            the seed and the sentence alone.
-        temperature: of the draws.
-        top_p: tokens are drawn from the most probable ones that have this probability together.
-        seed: of the draws.
         device: where the models run (auto, cpu, cuda, ...); auto is a GPU where there is one.
         dtype: of the models' weights.
         forward_prefix: what texts for the forward model begin with; null is ">>cmn_Hans<< " (simplified
@@ -60,33 +54,14 @@ class BackTranslation(Rewriter):
         backward: str = "Helsinki-NLP/opus-mt-zh-en",
         batch_size: int = 32,
         num_beams: int = 4,
-        sample: bool = False,
-        temperature: float = 1.0,
-        top_p: float = 0.9,
-        seed: int = 42,
         device: str = "auto",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         forward_prefix: str | None = None,
         backward_prefix: str | None = None,
     ):
-        for option, value, default, has_effect in (
-            ("num_beams", num_beams, 4, not sample),
-            ("temperature", temperature, 1.0, sample),
-            ("top_p", top_p, 0.9, sample),
-            ("seed", seed, 42, sample),
-        ):
-            if value != default and not has_effect:
-                raise UserError(
-                    f"{option} is {value}, but it has no effect with sample {str(sample).lower()}; leave one "
-                    "of them out."
-                )
         check_at_least(1, batch_size=batch_size, num_beams=num_beams)
-        check_within("(0, inf)", temperature=temperature)
-        check_within("(0, 1]", top_p=top_p)
         self.batch_size = batch_size
-        self.decoding: dict[str, Any] = {"num_beams": num_beams}
-        if sample:
-            self.decoding = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        self.num_beams = num_beams
         self.forward = Translator(forward, forward_prefix, ">>cmn_Hans<<", "forward", device, dtype)
         self.backward = Translator(backward, backward_prefix, ">>eng<<", "backward", device, dtype)
 
@@ -97,7 +72,7 @@ class BackTranslation(Rewriter):
             "version": _VERSION,
             "forward": self.forward.settings,
             "backward": self.backward.settings,
-            "decoding": self.decoding,
+            "num_beams": self.num_beams,
         }
 
     def parts(self, text: str) -> list[Part]:
@@ -156,22 +131,11 @@ class BackTranslation(Rewriter):
 
     def _translate(self, translator: Translator, texts: dict[str, str], problems: dict[str, str]) -> None:
         left = [piece for piece in texts if piece not in problems]
-        originals = [texts[piece] for piece in left]
-        results = translator.translate(originals, **self.generate_arguments(originals))
+        results = translator.translate([texts[piece] for piece in left], self.num_beams)
         for piece, (text, problem) in zip(left, results, strict=True):
             texts[piece] = text
             if problem is not None:
                 problems[piece] = problem
-
-    def generate_arguments(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of transformers' ``generate`` for a batch of N texts, which seed the draws."""
-        if "num_beams" in self.decoding:
-            return {"do_sample": False, "num_beams": self.decoding["num_beams"]}
-        processors: list[LogitsProcessor] = [TemperatureLogitsWarper(self.decoding["temperature"])]
-        if self.decoding["top_p"] < 1:
-            processors.append(TopPLogitsWarper(self.decoding["top_p"]))
-        processors.append(GumbelNoise(texts, self.decoding["seed"]))
-        return {"do_sample": False, "num_beams": 1, "logits_processor": LogitsProcessorList(processors)}
 
 
 def _plain(text: str) -> str:

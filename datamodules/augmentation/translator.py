@@ -1,6 +1,5 @@
 """Translation in one direction with a sequence-to-sequence model of transformers."""
 
-import hashlib
 import re
 import warnings
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    LogitsProcessor,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -33,27 +31,6 @@ REPEATED = "the translation repeats itself"
 _ROOM = (4, 32)
 """Token limit of a translation: factor and addend to its source's tokens; few need half of that."""
 _CODE = re.compile(r">>\w+<<")
-
-
-class GumbelNoise(LogitsProcessor):
-    """Gumbel noise on logits, so that their argmax samples from the softmax.
-
-    A draw depends on the seed and its text alone (up to rounding), not on batches, order or resuming.
-    """
-
-    def __init__(self, texts: Sequence[str], seed: int):
-        digests = (hashlib.blake2b(f"{seed}:{text}".encode(), digest_size=8).digest() for text in texts)
-        self.generators = [
-            torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1) for digest in digests
-        ]
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Return logits with noise."""
-        size = scores.shape[-1]
-        # -log(E) of an exponential E is Gumbel. Drawn on the CPU, for the same numbers on every device.
-        noise = torch.stack([-torch.empty(size).exponential_(generator=g).log() for g in self.generators])
-        # For type checkers the sum is no FloatTensor.
-        return scores + noise.to(scores)  # type: ignore[return-value]
 
 
 class Translator:
@@ -161,7 +138,7 @@ class Translator:
         return len(self.tokenizer(self.prefix)["input_ids"]) + 1
 
     @torch.inference_mode()
-    def translate(self, texts: Sequence[str], **decoding: Any) -> list[tuple[str, str | None]]:
+    def translate(self, texts: Sequence[str], num_beams: int) -> list[tuple[str, str | None]]:
         """Return translations of N texts of at most ``positions`` tokens, each with its problem or None."""
         if not texts:
             return []
@@ -172,7 +149,11 @@ class Translator:
         try:
             # The loaded classes have generate; PreTrainedModel, the declared type, does not.
             found = self.model.generate(  # type: ignore[operator]
-                input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=room,
+                num_beams=num_beams,
+                do_sample=False,
             )
         except torch.OutOfMemoryError:
             raise UserError(

@@ -37,18 +37,14 @@ def draw_surfaces(surface: Surface) -> Figure:
     return figure
 
 
-def draw_heat_maps(surface: Surface, names: Sequence[str] = tuple(NAMES)) -> Figure:
-    """Draw heat maps with visit density contours and an orange line where g is 1/2.
-
-    ``names``: "a", "b" and "g", or one of them for a figure as narrow as TensorBoard's cards.
-    """
-    width = 10.2 if len(names) > 1 else 4.6
+def draw_heat_maps(surface: Surface) -> Figure:
+    """Draw heat maps of a, b and g with visit density contours and an orange line where g is 1/2."""
     # Constrained layout would draw everything twice more.
-    figure = Figure(figsize=(width, 3.6))
-    figure.subplots_adjust(left=0.765 / width, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    figure = Figure(figsize=(10.2, 3.6))
+    figure.subplots_adjust(left=0.075, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
+    panels = figure.subplots(1, len(NAMES), sharey=True)
     density, levels = contours(surface)
-    for axis, name in zip(panels, names, strict=True):
+    for axis, name in zip(panels, NAMES, strict=True):
         low, high = limits([surface], name)
         values, scale = getattr(surface, name).T, {"vmin": low, "vmax": high}
         image = axis.pcolormesh(surface.delta, surface.u, values, cmap=COLORS, rasterized=True, **scale)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import UserError, is_out_of_memory
+from ..errors import UserError, causes, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -31,12 +31,11 @@ def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
         raise
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, the constructor errors whose text it repeats, its cause, and so on."""
-    while error is not None:
-        yield error
-        yield from (one for one in _failed if one is not error and _words(one) in _words(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes, each with the constructor errors whose text it repeats."""
+    for cause in causes(error):
+        yield cause
+        yield from (one for one in _failed if one is not cause and _words(one) in _words(cause))
 
 
 def _words(error: BaseException) -> str:
@@ -48,14 +47,9 @@ def _place(error: BaseException) -> str:
     return frames[-1].f_globals.get("__name__", "") if frames else ""
 
 
-def user_error(error: BaseException | None) -> UserError | None:
-    """Return the ``UserError`` among an exception and its causes."""
-    return next((one for one in _chain(error) if isinstance(one, UserError)), None)
-
-
 def sentence(error: BaseException) -> str | None:
     """Return the problem and its fix; None for an error that no user can fix."""
-    if found := user_error(error):
+    if found := next((one for one in _chain(error) if isinstance(one, UserError)), None):
         return str(found)
     of_libraries = (_misconfigured, _of_logger, full_disk, out_of_memory, _other_model, no_compiler)
     return next(filter(None, (text(error) for text in (*of_libraries, lost_process))), None)

@@ -1,92 +1,27 @@
-"""Parsers of the commands: errors in one sentence, and options from a function's signature."""
+"""Parsers of the commands, from the signatures of their functions."""
 
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-import jsonargparse
-import yaml
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
+from jsonargparse import ActionYesNo, add_instantiator, auto_cli
 
 from ..errors import UserError
-from ..files import expanded
-from .exceptions import construct, stop
-from .help_pages import takes_words
+from ..runs.option_parser import OptionParser
+from .exceptions import construct
 from .output import only_results
-from .sentences import cause_of
-from .shipped_configs import with_files
 from .short_forms import with_source
-from .unique_keys import load
-
-NUMBERS = (int | float, int | float | None)
-"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
 
 add_instantiator(construct, object)
-# Classes in the free options of a sweep's cells stay text.
-jsonargparse.set_loader("yaml", load, (yaml.YAMLError,))
-jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 
-class OneSentence(ArgumentParser):
-    """jsonargparse's parser with errors in one sentence and without abbreviations."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
-        self._file: str | None = None
-
-    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse int before float: ``typing`` may return an equal union in another order."""
-        action: Any = kwargs.get("action")
-        kind = getattr(action, "_typehint", None)
-        if kind in NUMBERS:
-            action._typehint = NUMBERS[NUMBERS.index(kind)]
-        return super().add_argument(*args, **kwargs)
-
-    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        """Resolve names of shipped configs first, and ``~`` in all values, also for other libraries."""
-        words = with_files(sys.argv[1:] if args is None else args)
-        return _with_homes(super().parse_args(words, *rest, **options))
-
-    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read a config; its name precedes its errors."""
-        self._file = str(cfg_path)
-        try:
-            return super().parse_path(cfg_path, *args, **kwargs)
-        finally:
-            self._file = None
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one sentence and exit with status 2; if nested, raise ArgumentError as jsonargparse does."""
-        cause = cause_of(message, getattr(ex, "subcommand_parser", None) or self)
-        if not self.exit_on_error:
-            raise ArgumentError(None, f'Parser key "{cause.key}":\n  {cause.text}') from ex
-        stop(f"{self._file}: {cause}" if self._file else str(cause))
-
-    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
-        """Also refuse a value for a group of options, such as ``trainer: 3``."""
-        for name in self.groups or ():
-            value = namespace.get(name)
-            if value is not None and not isinstance(value, Namespace):
-                raise TypeError(f'Parser key "{name}": Unable to load config "{value}"')
-        super().validate(namespace, *args, **kwargs)
-
-
-def _with_homes(value: Any) -> Any:
-    if isinstance(value, Namespace):
-        vars(value).update({name: _with_homes(item) for name, item in vars(value).items()})
-        return value
-    return [_with_homes(item) for item in value] if isinstance(value, list) else expanded(value)
-
-
-class ToolParser(OneSentence):
+class ToolParser(OptionParser):
     """jsonargparse's parser with flags without a value, lists as words, and ``--data FILE`` for a source."""
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        """Expand ``--data`` and ``--help_all`` first."""
-        words = [
-            "--help" if word == "--help_all" else word for word in (sys.argv[1:] if args is None else args)
-        ]
+        """Expand ``--data`` first."""
+        words = sys.argv[1:] if args is None else args
         if any(action.dest == "source" for action in self._actions):
             words = with_source(words)
         return super().parse_args(words, *rest, **options)
@@ -108,6 +43,11 @@ class ToolParser(OneSentence):
         return super().add_argument(*args, **kwargs)
 
 
+def takes_words(function: Callable[..., Any]) -> bool:
+    """Return whether required parameters are given without their names: not if the first is a source."""
+    return next(iter(inspect.signature(function).parameters), None) != "source"
+
+
 def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> Any:
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
@@ -115,10 +55,12 @@ def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> A
     positional, unless they are keyword-only or ``takes_words`` is false.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
+    if "source" in inspect.signature(function).parameters:
+        told += "\n\n--data FILE (JSON Lines, Parquet, or a dataset of the Hub) is short for --source."
     return auto_cli(
         only_results()(function),
         args=arguments,
-        as_positional=takes_words(inspect.signature(function).parameters),
+        as_positional=takes_words(function),
         prog=f"pacmr {name}",
         description=told,
         parser_class=ToolParser,

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError
 from ..files import is_file_of_rows, local_path
-from .exceptions import stop
-from .shipped_configs import names, resolved
+from ..runs.shipped_configs import names, resolved
 
 EXAMPLE = """\
   pacmr fit --model path/to/model --data pairs.jsonl --method pacmr --output runs/mine
@@ -62,6 +62,29 @@ configs and runs
   --help_all                        all options of modules, data and trainer (LightningCLI)
   --model.help CLASS                options of a class, such as VNetWeighting for --model.weighting.help
 SFT instead: pacmr fit --config sft --model MODEL --data rows.jsonl --output runs/sft"""
+
+
+RUN_PAGE = """\
+usage: pacmr {command} --config RUN/config.yaml --ckpt_path last [options]
+
+{told}
+
+  --config FILE                  the run's config.yaml; several compose, later ones win
+  --ckpt_path PATH               last, or a file of the run's folder checkpoints
+{more}  --trainer.devices N            GPUs (default: auto, all of them)
+
+Any option of pacmr fit can be given as well; --help_all lists all of them."""
+PREDICT = """\
+  --data.predict_prompts N       prompts to answer; null for all (default: 800)
+  --model.max_new_tokens TOKENS  longest response (default: 128)
+  --generation.temperature T     0 is greedy (default: 0)
+  --generation.output FILE       default: generations.jsonl in the run's folder
+"""
+
+
+def run_page(command: str, told: str) -> str:
+    """Return the help of ``pacmr validate``, ``test`` or ``predict``."""
+    return RUN_PAGE.format(command=command, told=told, more=PREDICT if command == "predict" else "")
 
 
 def page() -> str:
@@ -189,4 +212,4 @@ def _check_method(name: str) -> None:
     if name not in known:
         near = get_close_matches(name, known, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
-        stop(f"--method: unknown method {name}; {hint}")
+        raise UserError(f"--method: unknown method {name}; {hint}")

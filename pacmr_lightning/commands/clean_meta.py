@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from rich.table import Table
 
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..datamodules.chat import decode_messages
-from ..datamodules.cleaned import plain_row, write_table
+from ..datamodules.cleaned import plain_row
 from ..datamodules.prompts import split_row
 from ..datamodules.row_values import values_of
 from ..datamodules.sampling import stratified_sample
@@ -32,8 +31,6 @@ from ..files import local_path, write_json_lines
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
-_ORDER = pa.struct({"verdict": pa.string(), "answer": pa.string(), "problem": pa.string()})
-_VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa.list_(_ORDER)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +60,15 @@ def clean_meta(
 
     Args:
         source: source of the training pairs.
-        output: file to write, ``.jsonl`` or ``.parquet``.
+        output: file to write, ending in ``.jsonl``.
         judges: judge models, such as EndpointJudge; Qu et al. use three different ones.
         n: pairs in the sample (Qu et al.: 256 for TL;DR, 512 for Anthropic HH).
         seed: seed of the sample.
         store: file of the judges' answers, from which an interrupted run resumes; default: beside the output.
     """
     path = local_path(output)
-    if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
-        raise UserError(f"output is {output}, but it must be a file ending in .jsonl or .parquet.")
+    if path.suffix != ".jsonl" or path.is_dir():
+        raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
     judges = judges or []
     if source.gold_reward is None and not judges:
         raise UserError(
@@ -84,11 +81,6 @@ def clean_meta(
         )
     check_distinct(judges)
     pairs, usable = _sample(source, n, seed)
-    if path.suffix == ".parquet" and len({type(pair.prompt) for pair in pairs}) > 1:
-        raise UserError(
-            f"output is {output}, but Parquet cannot hold texts and chat messages in one column; give a file "
-            "ending in .jsonl."
-        )
     verdicts: list[list[Verdict]] = []
     if source.gold_reward is None:
         with AnswerStore(store or answers_path(path)) as answers:
@@ -109,11 +101,7 @@ def clean_meta(
             for name, of in zip(names, verdicts, strict=True)
         ]
         rows.append({**row, "corrected": corrected, "verdicts": told})
-    if path.suffix == ".parquet":
-        types = {name: pa.string() for name in ("id", "prompt", "chosen", "rejected", "category", *_MORE)}
-        write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
-    else:
-        write_json_lines(path, rows)
+    write_json_lines(path, rows)
     if names:
         print_result(_table(names, verdicts))
     unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}

@@ -116,7 +116,6 @@ def compare(
     """Prints a table of finished runs, and draws their learning curves and VNets' weight functions.
 
     With ``output``, unfinished runs are drawn too if the callback VNetSurfaces has saved their surfaces.
-    ``pacmr surfaces`` is another name of this command.
 
     Args:
         runs: folders of runs.

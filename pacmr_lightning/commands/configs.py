@@ -1,9 +1,9 @@
 """Command ``pacmr configs``: list and copy the shipped configs."""
 
 from ..command_line.output import print_result
-from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 from ..errors import UserError
 from ..files import local_path, replacing
+from ..runs.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 
 GROUPS = {
     "": "to start from",

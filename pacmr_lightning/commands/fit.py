@@ -24,7 +24,6 @@ from lightning.pytorch.utilities import rank_zero_only
 # Importing the packages registers the short names of their classes for YAML.
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.output import only_results, print_result
-from ..command_line.parser import OneSentence
 from ..command_line.plain_table import plain_table
 from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
@@ -35,11 +34,12 @@ from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
+from ..runs.option_parser import OptionParser
 from ..runs.unmoved import unmoved
 from ..strategies import check_strategy
 
 
-class Parser(OneSentence, LightningArgumentParser):
+class Parser(OptionParser, LightningArgumentParser):
     """LightningCLI's parser with errors in one sentence, and short forms of options."""
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:

@@ -12,12 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ..command_line.exceptions import user_error
 from ..command_line.output import print_result
-from ..command_line.shipped_configs import resolved
 from ..command_line.short_forms import expanded
-from ..errors import UserError
+from ..errors import UserError, user_error
 from ..runs.folder import SUMMARY
+from ..runs.shipped_configs import resolved
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, command_words, read_sweep

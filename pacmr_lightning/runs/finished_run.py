@@ -11,13 +11,12 @@ from jsonargparse import ArgumentError
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from ..command_line.parser import ToolParser
-from ..command_line.sentences import short_message
 from ..errors import UserError
 from ..files import expanded, local_path
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
+from .option_parser import OptionParser, short_message
 
 MOST_AT_ONCE = 32
 PreferenceData = Any
@@ -96,7 +95,7 @@ def load_run(
     ``as_trained`` gives the run's training pairs, with its label noise and without held-out clean pairs;
     else all pairs, with original labels and with ``augmentations`` (a file; None for the run's own).
     """
-    parser = ToolParser(exit_on_error=False)
+    parser = OptionParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
         parser.add_subclass_arguments(kind, section, fail_untyped=False)
     # The tokenizer is linked to the model, so config.yaml lacks it.
@@ -115,7 +114,7 @@ def load_run(
     try:
         config = parser.parse_object({"model": run.model, "data": run.data | {"init_args": options}})
     except ArgumentError as error:
-        reason = short_message(str(error))
+        reason = short_message(error)
         raise UserError(f"The {CONFIG} of {run.folder} cannot be used: {reason}") from None
     objects = parser.instantiate(config)
     if objects.model.micro_batch_size is None:

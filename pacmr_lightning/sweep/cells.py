@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from ..command_line.shipped_configs import did_you_mean, resolved
 from ..errors import UserError
 from ..runs.folder import CONFIG, GENERATIONS
+from ..runs.shipped_configs import did_you_mean, resolved
 from .spec import Sweep, SweptMethod, command_words, filled
 
 

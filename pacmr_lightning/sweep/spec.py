@@ -11,15 +11,13 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError
 
-from ..command_line.parser import ToolParser
-from ..command_line.sentences import short_message
-from ..command_line.shipped_configs import resolved
-from ..command_line.unique_keys import load
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
 from ..files import expanded
+from ..runs.option_parser import OptionParser, load_unique, short_message
+from ..runs.shipped_configs import resolved
 
 T = TypeVar("T")
 LLAMA = "llama-2-7b"
@@ -197,7 +195,7 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     that are like this one.
     """
     try:
-        found = expanded(load(Path(resolved(path)).read_text(encoding="utf-8")))
+        found = expanded(load_unique(Path(resolved(path)).read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -243,12 +241,12 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
     for name in ("prepare", "afterwards"):
         for entry in found.get(name) or ():
             _check_keys(Preparation, entry, f"{place}, {name}")
-    parser = ToolParser(exit_on_error=False)
+    parser = OptionParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
         return parser.instantiate(parser.parse_object({"all": deepcopy(found)}))["all"]
     except ArgumentError as error:
-        raise UserError(f"{place}: {short_message(str(error)).removeprefix('all.')}") from None
+        raise UserError(f"{place}: {short_message(error).removeprefix('all.')}") from None
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:

@@ -102,13 +102,6 @@ def test_hparams_compare_methods(runs, board):
     assert found["dpo"].items() >= {"task": "preferences", "noise_rate": 0.3, "seed": 42}.items()
 
 
-def test_about_says_what_the_run_is(runs, board):
-    assert len(board.Tensors("pacmr", "about/text_summary")) == 1
-    page = text(board, "pacmr", "about")
-    words = [str(runs / "model").replace("_", "&#95;"), "24 train pairs", "30&#37; flipped", "VNetWeighting"]
-    assert all(word in page for word in [*words, f"{4} updates"]), page
-
-
 def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
     rows = read_weights(runs / "pacmr")
     steps = [event.step for event in board.Tensors("pacmr", "suspected_pairs/text_summary")]

@@ -3,7 +3,6 @@
 import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,49 +10,10 @@ import yaml
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.health import SATURATED_U, Health, SelfConfirmation
+from pacmr_lightning.callbacks.health import SATURATED_U, Health
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
-
-
-def fired(health, updates):
-    """Return the first update with a cause and the causes' names, or None."""
-    for number, update in enumerate(updates):
-        if causes := health.causes(health.signs.update(*update)):
-            return number, set(causes)
-    return None
-
-
-def test_alarms_of_the_signs():
-    """No cause: d_meta triples over 100 updates and both signs are noisy, without a jump."""
-    rng = np.random.default_rng(0)
-    norms = np.linspace(1, 3, 100) * rng.lognormal(0, 0.2, 100)
-    noisy = [(norm, rng.binomial(40, 0.6), 40) for norm in norms]
-    assert fired(Health(max_norm_ratio=3.0), noisy) is None
-    sound = [(rng.lognormal(0, 0.1), 40, 64) for _ in range(30)]
-    assert fired(Health(max_norm_ratio=3.0), [*sound, (4.0, 40, 64)]) == (30, {"norm_ratio"})
-    assert fired(Health(), [*sound, (4.0, 40, 64)]) is None
-    falling = [*sound, *((1.0, 20, 64) for _ in range(30))]
-    number, causes = fired(Health(), falling)
-    assert causes == {"pseudo_label_drop"} and 30 < number < 50
-    assert fired(Health(max_share_drop=None), falling) is None
-
-
-def test_the_numbers_of_the_signs():
-    signs = SelfConfirmation(10)
-    for i in range(10):
-        first = signs.update(float(i + 1), 6, 8)
-    assert first == pytest.approx({"pseudo_label_agreement": 0.75, "pseudo_label_drop": 0.0})
-    found = signs.update(11.0, 0, 8)
-    # Median of 1 to 10; 54 of the last 80 against 60 of 80, with the errors of Laplace's shares.
-    p, q = 55 / 82, 61 / 82
-    error = ((p * (1 - p) + q * (1 - q)) / 80) ** 0.5
-    expected = {"norm_ratio": 2.0, "pseudo_label_agreement": 54 / 80, "pseudo_label_drop": 6 / 80 / error}
-    assert found == pytest.approx(expected)
-    # Updates that VNet skipped or that retained nothing leave the medians alone.
-    assert signs.update(None, 0, 0)["pseudo_label_agreement"] == 54 / 80
-    assert list(signs.norms) == [float(i) for i in range(2, 12)]
 
 
 @pytest.fixture
@@ -98,7 +58,7 @@ def fit(config, folder, *arguments):
 
 def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
     """Each check equals the recorded weights and logged values, also after a resume."""
-    path = config(window=10, max_slope_ratio=None, max_share_drop=0.01)
+    path = config(max_slope_ratio=1.0001)
     curves, said = fit(path, tmp_path / "run")
     assert curves.index.tolist() == list(range(2, 25, 2))
     visits = read_weights(tmp_path / "run")
@@ -108,26 +68,16 @@ def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
         assert row["warnings/effective_sample_size"] == pytest.approx(g.sum() ** 2 / (len(g) * (g**2).sum()))
         assert row["warnings/saturated_share"] == pytest.approx((u > SATURATED_U).mean())
         assert row["warnings/slope_ratio"] == pytest.approx(part["a"].mean(), rel=1e-5)
-    norms = curves["train/meta/d_norm"]
-    # The first VNet update sees a policy that equals the reference.
-    live = norms[norms > 0]
-    ratio = live.iloc[-1] / np.median(live.iloc[-11:-1])
-    assert len(live) >= 11
-    assert curves["warnings/norm_ratio"].iloc[-1] == pytest.approx(ratio, rel=1e-4)
-    assert curves["warnings/pseudo_label_agreement"].iloc[-1] == pytest.approx(
-        curves["train/meta/pseudo_labels_as_observed"].iloc[-10:].mean(), rel=1e-5
-    )
-
-    assert len(said) == 1 and "standard errors under its peak" in said[0]
+    assert len(said) == 1 and "times that of its start" in said[0]
     alarms = curves["warnings/alarm"]
     assert 0 < alarms.sum() < len(alarms) and alarms.is_monotonic_increasing
 
     health = [name for name in curves if name.startswith("warnings/")]
-    for step in (11, 23):
+    for step in (3, 23):
         checkpoint = tmp_path / "run" / "checkpoints" / f"step-{step}.ckpt"
         again, said_again = fit(path, tmp_path / "run", "--ckpt_path", str(checkpoint))
         pd.testing.assert_frame_equal(again[health], curves[health])
-        assert said_again == (said if step == 11 else []), "it warns again, or not at all"
+        assert said_again == (said if step == 3 else []), "it warns again, or not at all"
 
 
 def test_an_alarm_stops_and_a_resume_goes_on(config, tmp_path, monkeypatch):
@@ -185,7 +135,7 @@ def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(PreferenceModule, "configure_optimizers", frozen)
-    path = config(lr=0.5, max_saturated_share=0.01, max_slope_ratio=None, max_share_drop=None)
+    path = config(lr=0.5, max_saturated_share=0.01, max_slope_ratio=None)
     curves, said = fit(path, tmp_path / "run", "--model.objective", "DPO", "--model.objective.beta", "5")
     (dead,) = [sentence for sentence in said if "B is 0" in sentence]
     assert "in 2 of 14 LoRA layers" in dead and "q_proj.lora_B" in dead and "After 20 updates" in dead

@@ -10,7 +10,7 @@ from pacmr_lightning.errors import UserError
     ("callback", "options"),
     [
         ("GoldReward", {"samples": 1, "max_new_tokens": 0, "batch_size": 0, "every": 0}),
-        ("Health", {"window": 9, "max_slope_ratio": 1.0, "max_norm_ratio": 0.5, "max_share_drop": 0.0}),
+        ("Health", {"max_slope_ratio": 1.0}),
         ("Health", {"min_effective_sample_size": 1.0, "max_saturated_share": 0.0}),
         ("Health", {"max_idle_updates": 0, "lora_after": 0}),
         ("RunSummary", {"window": 0}),

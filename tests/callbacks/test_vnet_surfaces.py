@@ -119,7 +119,7 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     assert float(found[1][SHARES[0]]) == pytest.approx(last.monotone_share())
     assert float(found[1][SHARES[1]]) == pytest.approx(last.monotone_share(with_data=True))
     events = EventAccumulator(str(tmp_path / "tensorboard"), {"images": 0}).Reload()
-    for name in ("g", "slope", "offset", "weight_function", "surfaces"):
+    for name in ("heat_maps", "weight_function", "surfaces"):
         shown_at = [1, 3] if name == "surfaces" else [1, 2, 3]
         shown = events.Images(f"pair_weights/{name}")
         assert [event.step for event in shown] == shown_at, "steps, every and the end"

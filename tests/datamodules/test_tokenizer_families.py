@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.chat_template import end_tokens, template_warnings
-from pacmr_lightning.datamodules.chat import CHANGES, render
+from pacmr_lightning.datamodules.chat import render
 from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
@@ -203,17 +203,13 @@ def test_a_template_without_a_generation_prompt():
 @pytest.mark.parametrize(
     ("template", "row", "expected"),
     [
-        (NO_SYSTEM, chat_row(), "a message left out"),
-        (THINKING, chat_row("<think>a sea</think>blue."), "reasoning left out"),
-        (PLAIN, chat_row("  blue. \n"), "whitespace changed"),
-        (CHATML, chat_row("<think>a sea</think>blue."), None),
-        (CHATML, chat_row(" blue. \n"), None),
-        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), "a message changed"),
-        (
-            CHATML.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"),
-            chat_row(" a"),
-            "whitespace changed",
-        ),
+        (NO_SYSTEM, chat_row(), True),
+        (THINKING, chat_row("<think>a sea</think>blue."), True),
+        (PLAIN, chat_row("  blue. \n"), True),
+        (CHATML, chat_row("<think>a sea</think>blue."), False),
+        (CHATML, chat_row(" blue. \n"), False),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), True),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"), chat_row(" a"), True),
     ],
 )
 def test_what_a_template_leaves_out_is_counted(template, row, expected):
@@ -221,20 +217,18 @@ def test_what_a_template_leaves_out_is_counted(template, row, expected):
     rows = pairs(row)
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
-    assert set(counts) & set(CHANGES) == ({expected} if expected else set())
-    assert len(said) == (expected is not None)
+    assert counts.get("changed messages", 0) == len(said) == expected
     if expected:
-        where = f"in 1 of 1 rows ({rows['id'][0]} for one)"
-        assert f"train: the chat template {CHANGES[expected]} {where}" in said[0]
+        assert f"text of the messages in 1 of 1 rows ({rows['id'][0]} for one)" in said[0]
 
 
 @pytest.mark.parametrize(
     ("keep", "contents", "expected"),
     [
-        ("m.role != 'system'", ["Be nice.", "nice", "yes"], ["a message left out"]),
-        ("not loop.first", ["yes", "yes", "yes"], ["a message left out"]),  # said by others, too
-        ("loop.index > 2", ["Be calm.", "calm", "Be calm. calm"], ["a message left out"]),
-        ("true", ["a", "b", "ab"], []),
+        ("m.role != 'system'", ["Be nice.", "nice", "yes"], True),
+        ("not loop.first", ["yes", "yes", "yes"], True),  # said by others, too
+        ("loop.index > 2", ["Be calm.", "calm", "Be calm. calm"], True),
+        ("true", ["a", "b", "ab"], False),
     ],
 )
 def test_messages_that_occur_in_others(keep, contents, expected):
@@ -244,12 +238,12 @@ def test_messages_that_occur_in_others(keep, contents, expected):
         {"role": role, "content": text}
         for role, text in zip(("system", "user", "assistant"), contents, strict=True)
     )
-    assert render(build("byte level", template=template), [system, user], answer).changes == expected
+    assert render(build("byte level", template=template), [system, user], answer).changed == expected
 
 
 def test_reasoning_of_a_field_of_its_own():
     thought = {"role": "assistant", "content": "blue.", "reasoning_content": "of the sea"}
-    assert render(build("byte level", template=CHATML), QUESTION, thought).changes == ["reasoning left out"]
+    assert render(build("byte level", template=CHATML), QUESTION, thought).changed
 
 
 def test_a_system_prompt_of_the_template_s_own():

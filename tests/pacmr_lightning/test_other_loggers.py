@@ -20,7 +20,7 @@ from ..wandb_file import history, records
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-DRAWN = {f"pair_weights/{name}": [1, 2] for name in ("g", "slope", "offset", "weight_function")}
+DRAWN = {f"pair_weights/{name}": [1, 2] for name in ("heat_maps", "weight_function")}
 DRAWN |= {"pair_weights/distributions": [2]}
 """Figures, and the updates after which they are drawn: before VNet's first one all weights are alike."""
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting
@@ -136,10 +135,6 @@ def test_other_settings_use_no_old_results(translators, changed, tmp_path):  # n
     rewrite(BackTranslation(*translators), PROMPTS[:2], tmp_path)
     for other in (
         BackTranslation(*translators, num_beams=2),
-        BackTranslation(*translators, sample=True),
-        BackTranslation(*translators, sample=True, seed=1),
-        BackTranslation(*translators, sample=True, temperature=0.5),
-        BackTranslation(*translators, sample=True, top_p=0.5),
         BackTranslation(*translators, dtype="bfloat16"),
         BackTranslation(*translators, backward_prefix="x "),
         BackTranslation(translators[0], changed(bias={"▁sea": 0.1})),
@@ -159,19 +154,6 @@ def test_a_folder_is_known_by_its_content(translators, tmp_path):  # noqa: F811
     content[-1] ^= 1
     weights.write_bytes(content)
     assert revision() != before
-
-
-def test_draws_depend_on_seed_and_text_alone(translators, tmp_path):  # noqa: F811
-    def draw(pieces, **options):
-        rewriter = BackTranslation(*translators, sample=True, temperature=3.0, top_p=1.0, **options)
-        (tmp_path / "answers.sqlite").unlink(missing_ok=True)
-        return {piece: result.text for piece, result in rewrite(rewriter, pieces, tmp_path).items()}
-
-    together = draw(PROMPTS[:12], batch_size=12)
-    assert draw(PROMPTS[11::-1], batch_size=5) == together
-    assert draw([PROMPTS[7]]) == {PROMPTS[7]: together[PROMPTS[7]]}
-    others = draw(PROMPTS[:12], seed=7)
-    assert sum(others[p] != together[p] for p in others) >= 6
 
 
 def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
@@ -211,33 +193,10 @@ def test_without_sentencepiece(translators):  # noqa: F811
     assert found.stdout.strip().endswith(said)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
-def test_draws_follow_the_softmax(temperature, top_p):
-    logits = torch.tensor([1.0, 0.5, 0.0, -1.0, -3.0])
-    p = torch.softmax(logits / temperature, 0)
-    # The most probable tokens until top_p is reached.
-    kept = torch.cumsum(p, 0) - p < top_p
-    p = torch.where(kept, p, 0) / p[kept].sum()
-    n = 20_000
-    decoding = BackTranslation(sample=True, temperature=temperature, top_p=top_p)
-    arguments = decoding.generate_arguments([f"text {i}" for i in range(n)])
-    scores = arguments["logits_processor"](torch.zeros(n, 1, dtype=torch.long), logits.repeat(n, 1))
-    assert not arguments["do_sample"]
-    counts = torch.bincount(scores.argmax(-1), minlength=5)
-    # Five standard deviations of a binomial count.
-    assert ((counts - n * p).abs() <= 5 * (n * p * (1 - p)).sqrt()).all()
-    assert (counts[~kept] == 0).all()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0, but it must be at least 1"),
-        ({"temperature": 2.0}, "temperature is 2.0, but it has no effect with sample false"),
-        ({"seed": 1}, "seed is 1, but it has no effect with sample false"),
-        ({"sample": True, "num_beams": 2}, "num_beams is 2, but it has no effect with sample true"),
-        ({"sample": True, "temperature": 0.0}, "temperature is 0.0, but it must be above 0"),
-        ({"sample": True, "top_p": 0.0}, "top_p is 0.0, but it must be above 0 and at most 1"),
         ({"device": "toaster"}, "device is 'toaster', which does not work here"),
     ],
 )

@@ -138,7 +138,7 @@ def test_one_run_has_no_table(runs, tmp_path, capsys):
     plain = tmp_path / "dpo"
     plain.mkdir()
     (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}, "val_accuracy": 0.875}')
-    cli.main(["surfaces", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
+    cli.main(["compare", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
     printed = capsys.readouterr().out
     assert "0.875" in printed and "common" not in printed and printed.count("pacmr") == 0
     assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()

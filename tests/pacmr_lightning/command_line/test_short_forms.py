@@ -94,7 +94,10 @@ def test_the_page(capsys):
         ("--source x", "did you mean --data.source?"),
         ("--max_length 5", "did you mean --data.max_length?"),
         ("--num_train_epochs 1", "did you mean --trainer.max_epochs?"),
-        ("--model PreferenceModul", "there is no class PreferenceModul; did you mean PreferenceModule?"),
+        (
+            "--model PreferenceModul",
+            "there is no class or file PreferenceModul; did you mean PreferenceModule?",
+        ),
         ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),
         ("--model m --data p.jsonl --method x", "unknown method x; choose one of cdpo, dpo,"),

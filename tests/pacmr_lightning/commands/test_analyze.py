@@ -243,7 +243,7 @@ def test_checkpoints_that_do_not_fit(run, capsys):
     edit(run, "model", policy=policy | {"init_args": policy["init_args"] | {"model": "./nowhere"}})
     assert "model folder ./nowhere does not exist" in refused([str(run)], capsys)
     edit(run, "model", policy=policy, learning_rate="fast")
-    assert "expected a float or null, but got fast" in refused([str(run)], capsys)
+    assert "expected float or null, but got fast" in refused([str(run)], capsys)
     (run / "config.yaml").write_text(config)
     for content in (b"", b"no checkpoint", checkpoint[:1000]):
         (run / LAST).write_bytes(content)

@@ -148,12 +148,11 @@ CHAT = [
 ]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("rows", [HH, CHAT], ids=["HH", "chat"])
-def test_the_file_is_read_again(rows, ending, write_rows, server, tmp_path):
+def test_the_file_is_read_again(rows, write_rows, server, tmp_path):
     """What a training does with it: datamodules/test_preparation.py."""
     path = write_rows(rows)
-    source, output = Files(path, path), str(tmp_path / f"clean.{ending}")
+    source, output = Files(path, path), str(tmp_path / "clean.jsonl")
     judges = [EndpointJudge(model=model, base_url=server.url) for model in "abc"]
     n = 6 if rows is HH else 4
     clean_meta(source, output, judges, n=n)
@@ -172,9 +171,8 @@ def test_the_file_is_read_again(rows, ending, write_rows, server, tmp_path):
         assert len(now.chosen) > len(now.rejected)
         longer.append(len(then.chosen) < len(then.rejected))
     assert any(longer)
-    if ending == "jsonl":
-        flags = read(output)
-        assert [row["corrected"] for row in flags] == longer and all("flipped" not in row for row in flags)
+    flags = read(output)
+    assert [row["corrected"] for row in flags] == longer and all("flipped" not in row for row in flags)
 
 
 def test_texts_and_chat_in_one_file(write_rows, server, tmp_path):
@@ -182,10 +180,6 @@ def test_texts_and_chat_in_one_file(write_rows, server, tmp_path):
     source, judges = Files(path, path), [EndpointJudge(base_url=server.url)]
     clean_meta(source, str(tmp_path / "clean.jsonl"), judges, n=2)
     assert read_preferences(tmp_path / "clean.jsonl")["chat"][:] == [True, False]
-    paid = len(server.requests)
-    with pytest.raises(UserError, match=r"clean.parquet, but Parquet cannot hold texts and chat messages"):
-        clean_meta(source, str(tmp_path / "clean.parquet"), judges, n=2)
-    assert not (tmp_path / "clean.parquet").exists() and len(server.requests) == paid
 
 
 def test_the_embedded_world_knows(tmp_path, capsys):
@@ -223,7 +217,7 @@ def test_bad_input(pairs, judge, server, tmp_path):
         n=3,
     )
     fails("judges and store have no effect", world, store="answers.sqlite", n=3)
-    fails(r"clean.txt, but it must be a file ending in .jsonl or .parquet", world, "clean.txt", n=3)
+    fails(r"clean.parquet, but it must be a file ending in .jsonl", world, "clean.parquet", n=3)
     fails("must be a file ending in", world, ".", n=3)
     fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
     fails("judges holds judge twice", judges=[judge(), judge("other"), judge()], n=3)

@@ -93,7 +93,7 @@ def test_cells(write_sweep, world):
         ({"methodz": {}}, "there is no key methodz; choose one of base, methods"),
         ({"methods": {"dpo": {"labels": "x"}}}, "method dpo: there is no key labels"),
         ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
-        ({"noise_rates": ["much"]}, "noise_rates: expected a float, but got much"),
+        ({"noise_rates": ["much"]}, "noise_rates: expected float, but got much"),
         ({"noise_rates": "0.2"}, "noise_rates is '0.2', but it must be a list, such as [0.2]"),
         ({"base": "preference"}, "base is 'preference', but it must be a list, such as [preference]"),
         ({"base": ["preferense"]}, "(did you mean preference?)"),
@@ -154,7 +154,7 @@ def test_cells(write_sweep, world):
         ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
         (
             {"methods": {"dpo": {"options": {"model.objective.betta": 1}}}},
-            "model.objective.betta: DPO has no such option; did you mean beta?",
+            "model.objective.betta: unknown option; did you mean beta?",
         ),
         ({"methods": {"dpo": {"options": {"model.objective.beta": 0}}}}, "beta is 0"),
         ({"methods": {"dpo": {"options": {"modell.beta": 0}}}}, "modell"),

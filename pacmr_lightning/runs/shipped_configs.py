@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from ..errors import UserError
 from ..files import expanded, local_path
-from .exceptions import stop
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -45,7 +45,7 @@ def resolved(path: str) -> str:
 
 
 def with_files(words: list[str]) -> list[str]:
-    """Return a command's words with names after ``--config`` resolved; an unknown one ends the program."""
+    """Return a command's words with names after ``--config`` resolved; UserError for an unknown one."""
     found = list(words)
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -54,7 +54,9 @@ def with_files(words: list[str]) -> list[str]:
         value = value if equals else words[place + 1]
         file = resolved(value)
         if file == value and re.fullmatch(r"[\w./-]+", value) and not os.path.exists(value):
-            stop(f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists all.")
+            raise UserError(
+                f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists all."
+            )
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":

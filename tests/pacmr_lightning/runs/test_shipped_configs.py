@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.command_line.shipped_configs import FOLDER, names, resolved, told
+from pacmr_lightning.runs.shipped_configs import FOLDER, names, resolved, told
 
 ROOT = Path(__file__).parents[3]
 
