@@ -31,9 +31,9 @@ class Health(Callback):
     has no gradient; and VNet updates without a confident meta-batch pair.
 
     Tags, every ``log_every_n_steps`` updates and over all pairs since: ``warnings/slope_ratio``,
+    ``restraint`` (how far DPO's restoring force is left at u = 0, as a multiple of beta; docs/methods.md),
     ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
-    Files: none, except the
-    checkpoint of ``on_alarm="stop"``. Cost: 0.1 ms per update.
+    Files: none, except the checkpoint of ``on_alarm="stop"``. Cost: 0.1 ms per update.
 
     Args:
         on_alarm: "warn", or "stop": save ``checkpoints/alarm-STEP.ckpt``, which can be resumed, and end
@@ -74,7 +74,7 @@ class Health(Callback):
         self.warned: dict[str, int] = {}
         """Step (policy updates done) of each cause's warning."""
         self._idle = 0
-        self._sums = torch.zeros(5, dtype=torch.double)
+        self._sums = torch.zeros(6, dtype=torch.double)
         self._coverage: list[Tensor] = []
         """Shares of the meta-batches that VNet's updates since the last check retained."""
 
@@ -105,8 +105,11 @@ class Health(Callback):
         """Add up the step's pairs on the device; check if the step is logged."""
         record = record_of(outputs)
         g, u = wide(record.weight.detach()), record.u.detach()
-        a = torch.zeros_like(g) if record.a is None else wide(record.a.detach())
-        columns = (torch.ones_like(g), g, g**2, a, u > SATURATED_U)
+        a = held = torch.zeros_like(g)
+        if record.a is not None:
+            a = wide(record.a.detach())
+            held = restraint(a, wide(record.b.detach()), getattr(pl_module.weighting, "floor", 0.0))
+        columns = (torch.ones_like(g), g, g**2, a, held, u > SATURATED_U)
         self._sums = self._sums.to(g) + torch.stack([column.to(g).sum() for column in columns])
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
@@ -125,7 +128,7 @@ class Health(Callback):
     def _check(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """Check, log and warn; all ranks compute the same values."""
         step = trainer.global_step
-        pairs, g, squares, a, saturated = self._total(trainer).tolist()
+        pairs, g, squares, a, held, saturated = self._total(trainer).tolist()
         self._sums.zero_()
         found = {
             "effective_sample_size": (size := g**2 / (pairs * squares) if squares else 0.0),
@@ -140,6 +143,8 @@ class Health(Callback):
             limit = self.max_slope_ratio
             if limit is not None and ratio > limit and "self-confirmation" not in self.warned:
                 self._alarm(trainer, ratio)
+        if a and not pl_module.weighting.soft_labels:
+            found["restraint"] = held / pairs
         if pl_module.weighting.every:
             found["idle_vnet_updates"] = self._idle
         found["alarm"] = float("self-confirmation" in self.warned)
@@ -207,6 +212,16 @@ class Health(Callback):
                 f"(such as {dead[0]}), so they learn nothing; try a higher learning_rate, or leave them "
                 "out of target_modules.",
             )
+
+
+def restraint(a: Tensor, b: Tensor, floor: float) -> Tensor:
+    """Return 1 - 2 g'(0) / g(0) of weights g(u) = floor + (1 - floor) sigmoid(a u + b): DPO's 1, or less.
+
+    >>> restraint(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), floor=0.0)  # 1 - 2 a sigmoid(-b)
+    tensor([0.0000, 0.7616])
+    """
+    g = floor + (1 - floor) * b.sigmoid()
+    return 1 - 2 * (1 - floor) * a * b.sigmoid() * (-b).sigmoid() / g
 
 
 def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:

@@ -22,8 +22,8 @@ def config(tmp_path, tiny_llama, write_rows, preference_config):
     model = tiny_llama(tmp_path / "model", num_hidden_layers=2, initializer_range=0.2)
     pairs = write_rows(World().preference_rows(200, 0))
 
-    def write(every=2, log=2, lr=0.01, outer=None, slope=1.0, vnet_lr=0.05, **health):
-        weighting = {"every": every, "learning_rate": vnet_lr, "start_slope": slope}
+    def write(every=2, log=2, lr=0.01, outer=None, slope=1.0, vnet_lr=0.05, floor=0.0, **health):
+        weighting = {"every": every, "learning_rate": vnet_lr, "start_slope": slope, "floor": floor}
         weighting["outer"] = outer or {"class_path": "SoftPromptConsistency"}
         content = preference_config(
             model,
@@ -58,7 +58,7 @@ def fit(config, folder, *arguments):
 
 def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
     """Each check equals the recorded weights and logged values, also after a resume."""
-    path = config(max_slope_ratio=1.0001)
+    path = config(max_slope_ratio=1.0001, floor=0.3)
     curves, said = fit(path, tmp_path / "run")
     assert curves.index.tolist() == list(range(2, 25, 2))
     visits = read_weights(tmp_path / "run")
@@ -68,6 +68,10 @@ def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
         assert row["warnings/effective_sample_size"] == pytest.approx(g.sum() ** 2 / (len(g) * (g**2).sum()))
         assert row["warnings/saturated_share"] == pytest.approx((u > SATURATED_U).mean())
         assert row["warnings/slope_ratio"] == pytest.approx(part["a"].mean(), rel=1e-5)
+        a, b = (torch.tensor(part[name].to_numpy(), dtype=torch.double) for name in "ab")
+        log_g = (0.3 + 0.7 * (a * (zero := torch.zeros_like(a, requires_grad=True)) + b).sigmoid()).log()
+        (slope,) = torch.autograd.grad(log_g.sum(), zero)
+        assert row["warnings/restraint"] == pytest.approx(float(1 - 2 * slope.mean()), rel=1e-4)
     assert len(said) == 1 and "times that of its start" in said[0]
     alarms = curves["warnings/alarm"]
     assert 0 < alarms.sum() < len(alarms) and alarms.is_monotonic_increasing
