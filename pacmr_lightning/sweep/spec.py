@@ -15,7 +15,8 @@ from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
 from ..command_line.unique_keys import load
-from ..errors import UserError, check_at_least, check_within
+from ..datamodules.noise.base import check_rates
+from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
@@ -93,8 +94,6 @@ class Workload:
     """Pairs per validation, unless the trainer limits it."""
     coverage: float = 1.0
     """Share of the meta-batch that passes the threshold."""
-    gpu_hour: float | None = None
-    """Price of an hour of one GPU, in any currency."""
 
 
 @dataclass
@@ -281,7 +280,7 @@ def _check_values(sweep: Sweep, path: str) -> None:
     for seed in sweep.seeds:
         check_at_least(0, **{f"{path}: one of seeds": seed})
     for rate in sweep.noise_rates:
-        check_within("[0, 1)", "; use 0.2 for 20%", **{f"{path}: one of noise_rates": rate})
+        check_rates(**{f"{path}: one of noise_rates": rate})
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
     options = [sweep.options, *(m.options | m.vary for m in sweep.methods.values())]
