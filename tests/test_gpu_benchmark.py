@@ -196,11 +196,10 @@ def test_whole_runs_are_killed_with_it(tmp_path):
 
 @pytest.mark.slow
 def test_probes(tmp_path):
-    """Packed shared prompts are the masked rows to float64's rounding."""
     found = measured("probes", "--output", tmp_path)
     assert found.returncode == 0, found.stdout
-    packed = rows(tmp_path / "rows.jsonl")["packed shared prompts"]
-    assert packed["right"] and packed["says"].startswith("differ by ")
+    said = rows(tmp_path / "rows.jsonl")["masked attention, MATH"]["says"]
+    assert said.startswith("ms at first, and again: 8 x 64: ")
 
 
 @pytest.mark.slow
