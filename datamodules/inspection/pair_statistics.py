@@ -29,7 +29,7 @@ class Lengths:
     chosen: float
     rejected: float
     longest: int
-    """Of a prompt with its longer response, which max_length limits."""
+    """Tokens of a prompt with its longer response, at most; max_length limits them."""
     chosen_longer: float
     """Share of pairs, as the next."""
     rejected_longer: float

@@ -15,8 +15,7 @@ from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
 from ..command_line.unique_keys import load
-from ..datamodules.noise.base import check_rates
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_rates
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge

@@ -46,7 +46,7 @@ def test_false_alarms(rate, prompts):
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
         table = traits(pairs, chosen, rejected)
-        assert table["p"].notna().sum() > 5
+        assert table["p"].notna().sum() > 1
         alarms += not found(table).empty
     assert alarms <= binom.ppf(0.997, 40, LEVEL)
 
