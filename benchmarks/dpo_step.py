@@ -49,8 +49,8 @@ TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
 TRL, SEPARATE = "TRL DPOTrainer", "ours, one per row"
-SHARED, PACKED = "ours, shared", "ours, packed"
-LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared", PACKED: "packed_shared"}
+SHARED = "ours, shared"
+LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
 
 
 def largest_difference(one: LogProbs, other: LogProbs) -> float:

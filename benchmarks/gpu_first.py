@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -25,6 +24,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from end_with_parent import end_with_parent
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
 
@@ -61,11 +62,6 @@ def add(file: Path, row: Row) -> None:
         os.fsync(out.fileno())
     said = f"ERROR {row['error']}" if "error" in row else row.get("says", "")
     print(f"{row['stage']}: {row['row']} ({row['seconds']} s) {said}".rstrip(), flush=True)
-
-
-def end_with_parent() -> None:
-    """Have this process killed when the one that has started it ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def run_stage(name: str, options: argparse.Namespace) -> None:

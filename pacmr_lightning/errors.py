@@ -49,6 +49,11 @@ def first_line(error: BaseException | None) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def check_rates(**rates: float) -> None:
+    """Raise a UserError unless options are flip probabilities in [0, 1)."""
+    check_within("[0, 1)", "; use 0.2 for 20%", **rates)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device, or the machine, has too little memory."""
     # torch.OutOfMemoryError is a RuntimeError. cuBLAS and cuDNN have words of their own for it.

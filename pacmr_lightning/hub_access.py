@@ -1,7 +1,6 @@
 """The Hugging Face Hub: whether it can be reached, and folders or Hub ids of models and datasets."""
 
 import sys
-import time
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -11,25 +10,15 @@ from .files import local_path
 
 NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
 """Errors of the HTTP clients of huggingface_hub's versions, by name."""
-_offline: list[bool] = []
-"""Not empty while ``locate`` has switched huggingface_hub to its offline mode."""
-
-
-def unreachable() -> str | None:
-    """Return why the Hub cannot be reached, else None; a slow answer counts as reached."""
-    from huggingface_hub import constants
-
-    if _offline:
-        _switch_offline(False)
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    problem = _connection_problem(constants.ENDPOINT, int(time.monotonic() // 60))
-    return problem and f"{constants.ENDPOINT} cannot be reached ({problem})"
 
 
 @cache
-def _connection_problem(endpoint: str, minute: int) -> str | None:
-    """Ask once a minute and without huggingface_hub's retries, which take half a minute per file."""
+def unreachable(endpoint: str) -> str | None:
+    """Return why the Hub at an address cannot be reached, else None; a slow answer counts as reached.
+
+    Asked once, and without huggingface_hub's retries, which take half a minute per file. Without a connection
+    huggingface_hub is in its offline mode from then on.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -37,17 +26,13 @@ def _connection_problem(endpoint: str, minute: int) -> str | None:
         get_session().head(endpoint, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:
         if type(error).__name__ in NO_CONNECTION:
-            return first_line(error)
+            constants.HF_HUB_OFFLINE = True
+            if "datasets" in sys.modules:  # it has a copy
+                sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+            problem = f"{endpoint} cannot be reached ({first_line(error)})"
+            print(f"{problem}; copies in its cache are used.", file=sys.stderr)
+            return problem
     return None
-
-
-def _switch_offline(offline: bool) -> None:
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = offline
-    if "datasets" in sys.modules:  # it has a copy
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = offline
-    _offline[:] = [True] if offline else []
 
 
 def similar_folder(path: Path) -> Path | None:
@@ -78,15 +63,12 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
         validate_repo_id(name)
     except HFValidationError:
         raise UserError(f"The {kind} folder {name} does not exist; {hint}") from None
-    if problem := unreachable():
-        if cached is None:
-            cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
+    offline = constants.HF_HUB_OFFLINE
+    if problem := unreachable(constants.ENDPOINT) if not offline else "HF_HUB_OFFLINE is set":
+        cached = cached or Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
         if not cached.is_dir():
             raise UserError(
                 f"The {kind} {name} cannot be loaded: there is no such folder, no copy in the Hub's cache, "
                 f"and {problem}; {hint}"
             )
-        if not constants.HF_HUB_OFFLINE:
-            print(f"{problem}; the cached copy of {name} is used.", file=sys.stderr)
-            _switch_offline(True)
     return name

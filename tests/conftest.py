@@ -188,23 +188,6 @@ def pair_rows():
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that takes uploads with the token of the environment; see ``hub_server.Hub``."""
-    from huggingface_hub import constants
-
-    from .hub_server import TOKEN, Hub
-
-    with Hub() as server:
-        # What HF_ENDPOINT and HF_HUB_DISABLE_XET are read into once; without Xet, large files go by LFS.
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-login"))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        server.token = TOKEN
-        yield server
-
-
-@pytest.fixture
 def server(request):
     """A chat endpoint on this machine that answers by the test file's ``reply``."""
     from .pacmr_lightning.evaluation.faulty_server import FaultyServer

@@ -76,7 +76,7 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
         ("2", "whole", "stop"),
     ]
     said = capsys.readouterr().out
-    assert "2 requests failed (mostly: the server's content filter took the answer away)" in said
+    assert "2 requests failed (mostly: the answer broke off (finish_reason content_filter))" in said
     assert "3 responses of tiny, 1 of them truncated." in said
     endpoint_responses(Files(path, path), str(output), endpoint(max_tokens=11))
     assert len(server.requests) == 7 and [row["id"] for row in rows_of(output)] == list("01234")
@@ -95,7 +95,7 @@ def test_bad_input(server, endpoint, write_rows, tmp_path):
         ({"n": 0}, "n is 0, but it must be at least 1"),
         ({"output": str(tmp_path / "out.json")}, "must be a file ending in .jsonl"),
         ({"output": f"{path}/out.jsonl"}, "nothing can be written to"),
-        ({}, "3 requests failed .mostly: .*content filter.*., so there is nothing to write"),
+        ({}, "3 requests failed .mostly: .*content_filter.*., so there is nothing to write"),
     ):
         with pytest.raises(UserError, match=message):
             endpoint_responses(**{"source": source, "output": str(output), "endpoint": endpoint()} | options)

@@ -87,8 +87,8 @@ def test_a_run_is_found_again(home, capsys):
     [
         (
             "audit ~/model --data=~/pairs.jsonl --output=~/audit --noise_rate=0.2 "
-            "--cleaned=~/new/cleaned.jsonl --label_studio=~/tasks.json",
-            ["audit/report.html", "new/cleaned.jsonl", "tasks.json"],
+            "--cleaned=~/new/cleaned.jsonl",
+            ["audit/report.html", "new/cleaned.jsonl"],
         ),
         ("audit ~/runs/x --noise_rate=0.2 --output=~/second", ["second/report.html"]),
         ("inspect --data=~/pairs.jsonl --tokenizer=~/model --output=~/i.json", ["i.json"]),

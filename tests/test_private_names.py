@@ -61,12 +61,10 @@ TABLE = {
     "torch:Tensor": "_is_view",
     "torch._dynamo.config": "recompile_limit",
     "transformers:PreTrainedConfig": "_attn_implementation",
-    "transformers:PreTrainedModel": (
-        "_supports_flash_attn _supports_flex_attn _supports_sdpa set_attn_implementation"
-    ),
+    "transformers:PreTrainedModel": ("_supports_flash_attn _supports_sdpa set_attn_implementation"),
     "transformers.modeling_layers": "GradientCheckpointingLayer",
     "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS": "valid_keys",
-    "transformers.utils": ("cached_file extract_commit_hash is_flash_attn_2_available is_kernels_available"),
+    "transformers.utils": ("cached_file extract_commit_hash"),
 }
 """Names by the module, or ``module:Class``, that has them."""
 

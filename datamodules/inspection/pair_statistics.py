@@ -16,23 +16,22 @@ from ..sources import Source
 from ..splits import Split
 from ..tokenization import token_warnings, tokenize_pairs
 
-LIMITS = (256, 512, 768, 1024, 2048)
-
-_NO_LIMIT = 2**31 - 1
 _AT_A_TIME = 1000
 _RESPONSES = ["chosen", "rejected"]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts; those of limits include rows that are only too long."""
+    """Tokens of the kept pairs."""
 
-    kept_at: dict[int, float]
-    """Share of all rows that would be kept, by max_length."""
-    suggested: int
-    """The multiple of 64 that as max_length makes at most 1% of these pairs too long."""
+    prompt: float
+    """Mean, as the next two."""
+    chosen: float
+    rejected: float
+    longest: int
+    """Tokens of a prompt with its longer response, at most; max_length limits them."""
     chosen_longer: float
-    """Share of kept pairs, as the next."""
+    """Share of pairs, as the next."""
     rejected_longer: float
 
 
@@ -90,19 +89,12 @@ def inspect_pairs(
         kept[split] = Kept(rows, _pair_table(rows))
         prompts[split] = kept[split].table["prompt"]
     for split, other in zip(splits, splits[::-1], strict=True):
-        (rows, counts), table = counted[split], kept[split].table
-        usable = table
-        if counts.get("too long"):
-            # Only the dropped ones are tokenized again without a limit; the others stay cached.
-            names = set(rows["id"][:])
-            dropped = [i for i, name in enumerate(read[split]["id"][:]) if name not in names]
-            longer, _ = tokenize_pairs(read[split].select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
-            usable = pd.concat([table, _pair_table(longer)], ignore_index=True)
+        (_, counts), table = counted[split], kept[split].table
         found[split] = SplitStatistics(
             counts=counts,
             prompts=prompts[split].nunique(),
             in_other_split=int(prompts[split].isin(prompts[other]).sum()),
-            lengths=_lengths(table, usable["tokens"], counts["rows"], max_length),
+            lengths=_lengths(table),
             repeats=count_repeats(table),
             warnings=list(token_warnings(tokenizer, read[split], counts, split)),
         )
@@ -125,12 +117,10 @@ def _pair_table(rows: Dataset) -> pd.DataFrame:
     return table
 
 
-def _lengths(kept: pd.DataFrame, tokens: pd.Series, rows: int, max_length: int) -> Lengths:
-    # The least number of tokens that 99% of the pairs do not exceed.
-    enough = int(np.percentile(tokens, 99, method="inverted_cdf"))
+def _lengths(kept: pd.DataFrame) -> Lengths:
     return Lengths(
-        kept_at={n: int((tokens <= n).sum()) / rows for n in sorted({*LIMITS, max_length})},
-        suggested=-(-enough // 64) * 64,
+        **{name: float(kept[f"{name} tokens"].mean()) for name in ("prompt", *_RESPONSES)},
+        longest=int(kept["tokens"].max()),
         chosen_longer=float((kept["chosen tokens"] > kept["rejected tokens"]).mean()),
         rejected_longer=float((kept["chosen tokens"] < kept["rejected tokens"]).mean()),
     )

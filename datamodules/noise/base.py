@@ -51,11 +51,6 @@ class LabelNoise(Recorded, ABC):
         return flips
 
 
-def check_rates(**rates: float) -> None:
-    """Raise a UserError unless options are flip probabilities in [0, 1)."""
-    check_within("[0, 1)", "; use 0.2 for 20%", **rates)
-
-
 def check_share(share: float | None) -> None:
     """Raise a UserError unless ``share``, an expected noise rate, lies above 0 and below 0.5 or is None."""
     check_within("(0, 0.5)", ", as an expected noise rate; use 0.3 for 30%", share=share)

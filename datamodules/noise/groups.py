@@ -7,10 +7,10 @@ import numpy as np
 from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_info
 
-from pacmr_lightning.errors import UserError, check_within
+from pacmr_lightning.errors import UserError, check_rates, check_within
 
 from ..hashing import unit_hash
-from .base import LabelNoise, calibrated, check_rates, check_share
+from .base import LabelNoise, calibrated, check_share
 
 
 class CategoryNoise(LabelNoise):

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_info
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_rates
 
 from ..columns import texts_key
 from ..hashing import unit_hash
 from ..prompts import split_row
 from ..reading import numbered_rows
 from ..row_values import values_of
-from .base import LabelNoise, check_rates
+from .base import LabelNoise
 
 
 def noise_from_options(

@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import betainc, betaln, expit, log_expit, logit
 
@@ -106,10 +105,6 @@ class Agreement:
     """(R + 1, N) probability of contradiction, 1 - p: estimated, then by resample."""
     reliabilities: np.ndarray
     """(J,) a."""
-    tenths: pd.DataFrame
-    """By abs(margin): ``size`` (mean), ``agreeing`` (share of votes for the score's side), ``stderr``,
-    ``fitted``, ``pairs``.
-    """
     known: bool = False
     """True if the rate of flips was given."""
 
@@ -187,8 +182,7 @@ def agreement(
         else:
             row[:] = expit((votes.right - votes.wrong) * logit(known) - cells.margins(parameters))
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    agreeing = _for_score(margin, votes)
-    effect = design_effect(agreeing, prompts)
+    effect = design_effect(_for_score(margin, votes), prompts)
     scale = np.array([1, 1 / cells.unit, *[1] * (len(best) - 2)])
     return Agreement(
         p=1 - expected[0],
@@ -203,7 +197,6 @@ def agreement(
         draws=draws[1:] * scale,
         expected=expected,
         reliabilities=best[2:],
-        tenths=_tenths(np.abs(margin), agreeing, np.abs(c - 0.5) + 0.5, prompts),
         known=known is not None,
     )
 
@@ -341,12 +334,3 @@ def _for_score(margin: np.ndarray, votes: Votes) -> np.ndarray:
     """(N,) share of votes for the side that the score prefers; a half for a score of 0."""
     share = votes.right / votes.total
     return np.where(margin == 0, 0.5, np.where(margin > 0, share, 1 - share))
-
-
-def _tenths(size: np.ndarray, agreeing: np.ndarray, fitted: np.ndarray, prompts: np.ndarray) -> pd.DataFrame:
-    """``Agreement.tenths`` of N pairs."""
-    rows = []
-    for part in np.array_split(np.argsort(size, kind="stable"), min(10, len(size))):
-        error = clustered_standard_error(agreeing[part], prompts[part])
-        rows.append((size[part].mean(), agreeing[part].mean(), error, fitted[part].mean(), len(part)))
-    return pd.DataFrame(rows, columns=["size", "agreeing", "stderr", "fitted", "pairs"])

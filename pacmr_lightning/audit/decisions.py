@@ -1,10 +1,8 @@
-"""Manual review: random samples, Label Studio 1.x tasks, and files of decisions."""
+"""Manual review: random samples, and files of decisions."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from ..files import local_path, read_json_lines
 
 WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
-CONTROL = "decision"
-"""Name of the control in Label Studio's labelling config; see docs/audit.md."""
 SEED = 0
 
 
@@ -33,18 +29,6 @@ class Texts:
 def random_sample(ids: Sequence[str], number: int) -> list[str]:
     """Return ids of a random sample; a larger sample of the same pairs begins with the smaller one."""
     return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
-
-
-def tasks(pairs: Iterable[tuple[str, str, bool, str, Texts]]) -> list[dict[str, Any]]:
-    """Return Label Studio tasks of pairs, without the audit's results.
-
-    A pair is its id, the column that was chosen in training, whether it was sampled, the hash of its texts,
-    and its texts.
-    """
-    return [
-        {"data": {"pair": name, "observed": observed, "sample": sample, "texts": key, **vars(texts)}}
-        for name, observed, sample, key, texts in pairs
-    ]
 
 
 @dataclass(frozen=True)
@@ -81,13 +65,6 @@ class SampleEstimate:
             f"Of {self.read:,} randomly sampled labels that were reviewed by hand, {self.wrong:,} are wrong: "
             f"{self.wrong / self.read:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
         )
-
-    def table(self) -> pd.DataFrame:
-        """Return one row: counts of decisions, and the fraction of wrong labels with its interval."""
-        counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
-        share = self.wrong / self.read if self.read else float("nan")
-        names = ("share_wrong", "low", "high")
-        return pd.DataFrame([counts | dict(zip(names, (share, *self.interval), strict=True))])
 
 
 @dataclass(frozen=True)
@@ -154,7 +131,7 @@ class Decisions:
 
 
 def read_decisions(path: str) -> Decisions:
-    """Read decisions from a file saved by the report's page (JSON Lines), or from Label Studio's JSON export.
+    """Read decisions from a file of JSON Lines, as the report's page saves.
 
     A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
     noise had swapped the responses), ``sample`` (drawn at random) and ``texts`` (a hash of the pair's texts).
@@ -163,12 +140,15 @@ def read_decisions(path: str) -> Decisions:
     observed: dict[str, str] = {}
     texts: dict[str, str] = {}
     sample = set()
-    for place, row in _rows(local_path(path)):
+    if not (file := local_path(path)).is_file():
+        raise UserError(
+            f"There is no file {file}; make decisions on the report.html of pacmr audit, and save them there."
+        )
+    for place, row in read_json_lines(file):
         name, word = row.get("id"), row.get("decision")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(
-                f"{place} has no id with a decision; give a file from the report's Save decisions, or Label "
-                "Studio's JSON export."
+                f"{place} has no id with a decision; give a file from the report's Save decisions."
             )
         if word not in WORDS:
             raise UserError(f"{place} has the decision {word!r}; it is one of {', '.join(WORDS)}.")
@@ -198,40 +178,3 @@ def read_decisions(path: str) -> Decisions:
     if not words:
         raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
     return Decisions(path, words, observed, sample, texts)
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if not path.is_file():
-        raise UserError(
-            f"There is no file {path}; make decisions on the report.html of pacmr audit, and save them there."
-        )
-    with path.open("rb") as file:
-        is_export = file.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-    yield from _exported(path) if is_export else read_json_lines(path)
-
-
-def _exported(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield decisions of tasks; skipped and open ones have none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also numbers with too many digits, or endless nesting
-        raise UserError(f"{path} is not valid JSON ({error}); export it again, as JSON.") from None
-    for number, task in enumerate(found, 1):
-        place = f"{path}, task {number}"
-        try:
-            pair, data = {"id": task["data"]["pair"]}, task["data"]
-            pair |= {name: data[name] for name in ("observed", "sample", "texts") if name in data}
-            words = [
-                word
-                for annotation in task["annotations"]
-                if not annotation.get("was_cancelled")
-                for result in annotation["result"]
-                if result.get("from_name") == CONTROL
-                for word in result["value"]["choices"]
-            ]
-        except (AttributeError, KeyError, TypeError):
-            raise UserError(
-                f"{place} has no data.pair with annotations; export tasks of pacmr audit --label_studio from "
-                "Label Studio as JSON, not JSON-MIN."
-            ) from None
-        yield from ((place, {**pair, "decision": word}) for word in words)

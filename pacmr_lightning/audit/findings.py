@@ -53,6 +53,14 @@ class Findings:
         return int((self.pairs["suggested"] == "swap").sum())
 
 
+def is_suspected(found: Agreement, ties: np.ndarray, threshold: float) -> np.ndarray:
+    """Return a mask of the (N,) labels that are suspected: p below the threshold, where p says something.
+
+    A tie is never suspected.
+    """
+    return found.usable & ~ties & (found.p < threshold)
+
+
 def find(
     pairs: pd.DataFrame,
     scorer: Scorer,
@@ -64,27 +72,19 @@ def find(
     """Rank pairs of ``ScoredPairs``, and mark labels with p below a threshold as suspected errors.
 
     With the scorer "judge", ``alone`` is the scorer that the verdicts are combined with; with decisions it is
-    "combined". A tie is never suspected.
+    "combined".
     """
-    decided = ~pairs["tie"].to_numpy()
-    suspected = found.usable & decided & (found.p < threshold)
+    ties = pairs["tie"].to_numpy()
+    suspected = is_suspected(found, ties, threshold)
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
     share = found.contradicted(suspected) if suspected.any() else (np.nan, np.nan, np.nan)
     methods = [Detector(NAMES[scorer], -pairs[SCORES[scorer]].to_numpy(), suspected, share[0])]
     for name in _computed(pairs, scorer, alone):
         other = agreement(pairs[SCORES[name]].to_numpy(), pairs["prompt"].to_numpy(), votes, resamples=0)
-        by_other = other.usable & decided & (other.p < threshold)
+        by_other = is_suspected(other, ties, threshold)
         expected = other.contradicted(by_other)[0] if by_other.any() else np.nan
         methods.append(Detector(NAMES[name], -pairs[SCORES[name]].to_numpy(), by_other, expected))
-    number = int(suspected.sum())
-    # Without a policy u is the probe's.
-    if "probe_u" not in pairs or not pairs["u"].equals(pairs["probe_u"]):
-        methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
-        if np.ptp(pairs["weight"]) > 1e-6:
-            methods.append(same_number("weight", -pairs["weight"].to_numpy(), number))
-        if "policy" not in (scorer, alone):
-            methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     unseen = [name for name in (*_computed(pairs, None, None), scorer) if name in UNSEEN]
     best = max(unseen, key=lambda name: signed_rank_agreement(pairs[SCORES[name]].to_numpy()), default=None)
     basis, named = ("u", "u") if best is None else (SCORES[best], NAMES[best])
@@ -93,12 +93,11 @@ def find(
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     score = ranked[SCORES[scorer]]
+    number = int(suspected.sum())
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
     quality = detection_quality(methods, pairs["flipped"])
-    groups = group_reliability(ranked)
-    if "annotator" in pairs:
-        own = groups["grouping"] == "annotator"
-        groups["reliability"] = groups["group"].map(annotator_reliability(pairs, found.margin)).where(own)
+    reliability = annotator_reliability(pairs, found.margin) if "annotator" in pairs else None
+    groups = group_reliability(ranked, reliability)
     return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)
 
 
@@ -122,13 +121,6 @@ class Detector:
     suspected: np.ndarray
     contradicted: float = np.nan
     """Expected fraction of the suspected labels that another annotator would contradict; NaN if unknown."""
-
-
-def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
-    """Return a detector without its own threshold that marks the ``number`` highest scores."""
-    suspected = np.zeros(len(suspicion), dtype=bool)
-    suspected[np.argsort(-suspicion, kind="stable")[:number]] = True
-    return Detector(name, suspicion, suspected)
 
 
 def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector | None:

@@ -11,14 +11,14 @@ LEAST = 20
 """Pairs of a group for an interval."""
 
 
-def group_reliability(pairs: pd.DataFrame) -> pd.DataFrame:
+def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None) -> pd.DataFrame:
     """Return one row per group of the pairs of ``Findings``, the most contradicted first.
 
     Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``suspected_share``,
     ``contradicted`` (expected fraction of labels that another annotator would contradict, the mean of 1 - p;
     NaN without p) with 95% interval ``low`` to ``high`` over pairs (NaN for small groups), ``flipped``
-    (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``).
-    ``find`` adds ``reliability`` of annotators.
+    (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``) and
+    ``reliability`` (of annotators, as given by name).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -51,6 +51,8 @@ def group_reliability(pairs: pd.DataFrame) -> pd.DataFrame:
         table.insert(5, "low", (table["contradicted"] - 1.96 * errors).clip(lower=0))
         table.insert(6, "high", (table["contradicted"] + 1.96 * errors).clip(upper=1))
         table.insert(0, "grouping", grouping)
+        if reliability is not None:
+            table["reliability"] = table["group"].map(reliability) if grouping == "annotator" else np.nan
         tables.append(
             table.sort_values(["contradicted", "suspected_share", "pairs"], ascending=False, kind="stable")
         )

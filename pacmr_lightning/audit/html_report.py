@@ -10,7 +10,6 @@ from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.special import expit
 
 from ..evaluation.answer_store import content_key
 from ..numerics import histogram
@@ -93,12 +91,11 @@ def html_report(
         notes=notes,
         figures={
             "Distribution of the score with the threshold": _png(_distribution(findings)),
-            "Labels that agree with the scorer by |u|, with the fit": _png(_agreeing(findings)),
         },
         threshold=findings_in_words(findings),
         doubted=doubted,
         rules=rules_in_words(traits, findings.agreement),
-        traits=traits_in_words(traits, findings.groups, doubted),
+        traits=traits_in_words(traits, doubted),
         traits_table=_traits_table(traits),
         judges=_judges_table(judges),
         methods=_methods_table(findings.methods, bool(known)),
@@ -181,8 +178,6 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
             ]
         )
     notes = []
-    if "loss" in methods["method"].tolist():  # a probe without a policy has no loss
-        notes.append("Loss, weight and u below it have no threshold: as many labels as by the first score.")
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if known:
@@ -242,27 +237,24 @@ def _traits_table(traits: pd.DataFrame) -> _Table | None:
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return None
-    heading = ["trait", "suspected", "with it", "others", "with it", "difference", "95% interval", "p", "all"]
+    heading = ["trait", "suspected", "with it", "others", "with it", "p", "all"]
     rows = []
     row: Any  # its fields are the columns
     for row in found.head(TRAITS).itertuples():
-        name = f"chosen has “{row.trait}”" if row.kind == "word" else f"{row.kind} {row.trait}"
         rows.append(
             [
-                "chosen is the longer" if row.kind == "length" else name,
+                "chosen is the longer" if row.kind == "length" else f"chosen has “{row.trait}”",
                 f"{row.suspected:,}",
                 share_of(row.in_suspected),
                 f"{row.others:,}",
                 share_of(row.in_others),
-                f"{100 * row.difference:+.0f}",
-                f"{100 * row.low:+.0f} to {100 * row.high:+.0f}",
                 f"{row.p_adjusted:.1g}",
                 share_of(row.in_all),
             ]
         )
     notes = [
         "Counts are of pairs whose responses differ in the trait, percentages of those whose chosen response "
-        "has it; the last column is over all labels. Differences are in percentage points, p is adjusted for "
+        "has it; the last column is over all labels. p is adjusted for "
         f"{traits['p'].notna().sum():,} tested traits (Benjamini and Hochberg)."
     ]
     if (more := len(found) - TRAITS) > 0:
@@ -297,32 +289,6 @@ def _distribution(findings: Findings) -> Figure:
     axis.set(xlabel=_LABELS[column], ylabel="Pairs", xlim=(edges[0], edges[-1]))
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False)
-    return figure
-
-
-def _agreeing(findings: Findings) -> Figure:
-    """Labels that agree with the scorer by its certainty, with the fitted curve."""
-    tenths = findings.agreement.tenths
-    figure, axis = _figure()
-    axis.errorbar(
-        tenths["size"],
-        100 * tenths["agreeing"],
-        100 * tenths["stderr"].fillna(0),
-        fmt="o",
-        label="tenths of the pairs, ± 1 standard error",
-        color=RIGHT,
-        elinewidth=1.2,
-        capsize=2.5,
-        markersize=5,
-    )
-    size = np.linspace(0, tenths["size"].max() * 1.05 or 1.0, 200)
-    rate = findings.agreement.rate
-    axis.plot(size, 100 * (rate + (1 - 2 * rate) * expit(size)), color=DARK, linewidth=1.4, label="fit")
-    axis.set(xlabel="Certainty of the score, $|k u|$ (nats)", ylabel="Labels that agree (%)")
-    axis.set(xlim=(0, size[-1]), ylim=(40, 101))
-    axis.xaxis.set_major_locator(MaxNLocator(6))
-    axis.legend(frameon=False, loc="lower right")
-    axis.grid(alpha=0.3)
     return figure
 
 

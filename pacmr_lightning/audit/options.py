@@ -1,6 +1,5 @@
 """Options of an audit, checked before any computation."""
 
-import shlex
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -10,7 +9,6 @@ from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge, check_distinct
 from ..files import check_writable, local_path
 from ..numerics import AskedDtype
-from ..runs.model_card import public
 from .decisions import Decisions, read_decisions
 from .scorers import Choice
 
@@ -54,9 +52,8 @@ class AuditOptions:
             drop, or with ``decisions`` only what was decided.
         sample: number of random pairs at the top of the report, without the audit's results; decisions on
             them estimate the fraction of wrong labels.
-        decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
+        decisions: file of decisions on pairs, saved by the report's page. They
             set p to 1 or 0 and change ``cleaned``; from 30 on they also improve the score.
-        label_studio: file (.json) for the listed pairs as Label Studio tasks.
         judges: judges whose verdicts on some pairs are combined with the score, such as EndpointJudge. Their
             reliabilities are estimated.
         judged_pairs: pairs to judge: those whose labels are most uncertain by the score, a quarter at random.
@@ -82,7 +79,6 @@ class AuditOptions:
     action: Action | None = None
     sample: int = 0
     decisions: str | None = None
-    label_studio: str | None = None
     judges: list[PairJudge] | None = None
     judged_pairs: int = JUDGED_PAIRS
     prompt_price: float | None = None
@@ -95,10 +91,6 @@ class AuditOptions:
         check_within("(0, inf)", " (DPO's is usually 0.1)", beta=self.beta)
         check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
         self._check_judges()
-        if self.label_studio is not None and not self.label_studio.endswith(".json"):
-            raise UserError(
-                f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."
-            )
         self._check_places()
         _ = self.decided  # reads the file now, so that its errors come first
 
@@ -118,14 +110,13 @@ class AuditOptions:
     def _check_places(self) -> None:
         if self.output is not None:
             check_writable("output", self.output, local_path(self.output))
-        taken = {} if self.decisions is None else {local_path(self.decisions).resolve(): "decisions"}
-        for name in ("cleaned", "label_studio"):
-            if (file := getattr(self, name)) is not None:
-                path = local_path(file)
-                check_writable(name, file, path.parent)
-                if clash := taken.get(path.resolve()):
-                    raise UserError(f"{name} is {file}, which is the file of {clash}; name another file.")
-                taken[path.resolve()] = name
+        if self.cleaned is not None:
+            path = local_path(self.cleaned)
+            check_writable("cleaned", self.cleaned, path.parent)
+            if self.decisions is not None and path.resolve() == local_path(self.decisions).resolve():
+                raise UserError(
+                    f"cleaned is {self.cleaned}, which is the file of decisions; name another file."
+                )
 
     @cached_property
     def decided(self) -> Decisions | None:
@@ -142,15 +133,3 @@ class AuditOptions:
         for name in names:
             if name in self.changed:
                 raise UserError(f"{name} is {getattr(self, name)}, but {why}; leave it out.")
-
-    def command(self, run: str, source: object) -> str:
-        """Return the command line of this audit for a card, without local paths."""
-        words = ["pacmr", "audit", str(public(run))]
-        if source is not None:
-            words += ["--source", type(source).__name__, "..."]
-        for name, value in self.changed.items():
-            if name == "judges":
-                words += [word for judge in value for word in (f"--judges+={type(judge).__name__}", "...")]
-            else:
-                words += [f"--{name}", str(public(value))]
-        return shlex.join(words)

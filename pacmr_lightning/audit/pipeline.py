@@ -20,9 +20,9 @@ from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, judges_table, pairs_to_judge
-from .cleaned_file import CleanedFile, upload, write_cleaned_file
+from .cleaned_file import CleanedFile, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
-from .decisions import Decisions, Texts, random_sample, tasks
+from .decisions import Decisions, Texts, random_sample
 from .findings import Findings, find
 from .html_report import html_report
 from .options import AuditOptions
@@ -47,10 +47,8 @@ class AuditResult:
     traits: pd.DataFrame
     notes: list[str]
     files: dict[str, Path]
-    """Written files by name, ``cleaned`` and ``label_studio`` among them."""
+    """Written files by name, ``cleaned`` among them."""
     cleaned: CleanedFile | None
-    command: str
-    """Command line of the audit, without local paths."""
     texts: Callable[[str], Texts]
     """Returns the texts of a pair by its id."""
 
@@ -81,16 +79,6 @@ class AuditResult:
         """Return the statement and the most suspected pairs, as a notebook shows them."""
         shown = ["rank", "id", "observed", "suggested", "p", "u"]
         return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
-
-    def push(self, repository: str, private: bool = False) -> None:
-        """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card.
-
-        Raises:
-            UserError: no cleaned file was written, or the upload fails; the file is kept.
-        """
-        if self.cleaned is None:
-            raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
-        upload(self.cleaned, self.findings, self.command, repository, private)
 
 
 def audit(
@@ -137,9 +125,8 @@ def audit(
     folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
-    command = options.command(run, source)
     answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
-    result = conclude(scored, run, folder, options, command, answers)
+    result = conclude(scored, run, folder, options, answers)
     record: dict[str, Any] = {
         "scorer": result.findings.scorer,
         "alone": scored.scorer,
@@ -188,7 +175,6 @@ def conclude(
     run: str,
     folder: Path,
     options: AuditOptions,
-    command: str = "",
     answers: Path | None = None,
 ) -> AuditResult:
     """Determine p, find suspected label errors and write an audit's files.
@@ -229,33 +215,21 @@ def conclude(
         "groups": findings.groups,
         "suspect_traits": traits.assign(rule=label_rules(traits, found)),
     }
-    for name in ("sample", "judges"):
-        (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier audit
+    (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
         tables["judges"] = judges_table([judge.name for judge in options.judges], pairs, found)
-    if read and decided is not None:
-        tables["sample"] = decided.estimate.table()
     with waiting("Writing the report"):
         page = html_report(
             findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn, tables.get("judges")
         )
     files = _write(folder, tables, page)
-    if options.label_studio is not None:
-        observed = table.set_index("id")["observed"]
-        keys = table.set_index("id")["texts"]
-        made = tasks(
-            (pair, str(observed[pair]), i < len(drawn), keys[pair], texts[pair])
-            for i, pair in enumerate(listed)
-        )
-        files["label_studio"] = local_path(options.label_studio)
-        write_text(files["label_studio"], json.dumps(made, indent=1))
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
         cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
         files["cleaned"] = cleaned.path
-    return AuditResult(table, findings, traits, notes, files, cleaned, command, texts.__getitem__)
+    return AuditResult(table, findings, traits, notes, files, cleaned, texts.__getitem__)
 
 
 def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:

@@ -114,16 +114,15 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     tokens = data.rows
     notes = _check_pairs(options, source, data)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
-    first = data.batch([0])
     if reference is None:
-        placed = _placed(model, options, first)
+        placed = _placed(model, options)
         u = probe_log_odds(data.state_differences(placed), prompts)
         base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {model}."
     else:
         ours, base = (
-            data.reference_log_probs(_placed(name, options, first), f"{title} log-probabilities")
+            data.reference_log_probs(_placed(name, options), f"{title} log-probabilities")
             for name, title in ((model, "Policy"), (reference, "Reference"))
         )
         beta = BETA if options.beta is None else options.beta
@@ -182,9 +181,9 @@ def base_of(policy: str) -> str:
     return adapter_base(policy)
 
 
-def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
+def _placed(name: str, options: AuditOptions) -> PolicyModel:
     model = PolicyModel(name, rank=1, dtype=options.dtype or "float32")
-    model.build(announce=False, pair=pair)
+    model.build(announce=False)
     Fabric(accelerator="auto", devices=1).to_device(model)
     return model
 

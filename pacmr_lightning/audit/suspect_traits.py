@@ -1,10 +1,10 @@
-"""Traits that suspected label errors have in common: length, single words, category, annotator.
+"""Traits that suspected label errors have in common: length and single words.
 
 A policy that has learned a shortcut of the labellers ranks the pairs that break it first, which u alone
 cannot show. Real quality looks the same, but nearly all labels follow a shortcut.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,6 @@ from scipy.stats import false_discovery_control, norm, t
 from sklearn.feature_extraction.text import CountVectorizer
 
 from .agreement import Agreement
-from .group_reliability import GROUPINGS
 
 LEVEL = 0.05
 """False discovery rate of the traits that are reported."""
@@ -21,10 +20,9 @@ LEAST = 10
 """Suspected and other pairs that must differ in a trait for its test; twice that for its listing."""
 FOLLOWED = 0.75
 """Fraction of labels that follow a shortcut; clean ones of the synthetic benchmark stay below it."""
-_BLOCK = 50
 COLUMNS = [
-    *("kind", "trait", "suspected", "others", "in_suspected", "in_others", "difference", "low", "high"),
-    *("p", "p_adjusted", "in_all", "in_all_low", "in_all_high"),
+    *("kind", "trait", "suspected", "others", "in_suspected", "in_others", "p", "p_adjusted"),
+    *("in_all", "in_all_low", "in_all_high"),
 ]
 
 
@@ -33,17 +31,15 @@ def suspect_traits(
 ) -> pd.DataFrame:
     """Compare (N,) suspected with other pairs, trait by trait: one row per trait, the clearest first.
 
-    Pairs differ in a word if only one response has it, and in length if one response is longer; a group
-    applies to all pairs that have one. Prompts are the independent units, and p is adjusted by Benjamini and
-    Hochberg.
+    Pairs differ in a word if only one response has it, and in length if one response is longer. Prompts are
+    the independent units, and p is adjusted by Benjamini and Hochberg.
 
-    Columns: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspected`` and ``others``
-    (pairs that differ in it), ``in_suspected`` and ``in_others`` (fractions with it), ``difference`` with 95%
-    interval ``low`` to ``high``, ``p``, ``p_adjusted`` (NaN below ``LEAST``), ``in_all``, ``in_all_low``,
-    ``in_all_high``.
+    Columns: ``kind`` ("length" or "word"), ``trait``, ``suspected`` and ``others`` (pairs that differ in it),
+    ``in_suspected`` and ``in_others`` (fractions whose chosen response has it), ``p``, ``p_adjusted`` (NaN
+    below ``LEAST``), and ``in_all`` with 95% interval ``in_all_low`` to ``in_all_high``.
     """
     clusters = pd.factorize(pairs["prompt"])[0]
-    blocks = [_lengths(chosen, rejected), _words(chosen, rejected), *_groups(pairs)]
+    blocks = [_lengths(chosen, rejected), _words(chosen, rejected)]
     parts = [
         _compared(decides, has, suspect, clusters).assign(kind=kind, trait=names)
         for kind, names, decides, has in blocks
@@ -55,11 +51,7 @@ def suspect_traits(
     table["p_adjusted"] = np.nan
     if tested.any():
         table.loc[tested, "p_adjusted"] = false_discovery_control(table.loc[tested, "p"])
-    nearest = np.maximum(np.maximum(table["low"], -table["high"]), 0)
-    order = table.assign(other=~(table["p_adjusted"] < LEVEL), nearest=-nearest)
-    return table.loc[order.sort_values(["other", "nearest", "p"], kind="stable").index, COLUMNS].reset_index(
-        drop=True
-    )
+    return table.sort_values("p", kind="stable", ignore_index=True)[COLUMNS]
 
 
 def label_rules(traits: pd.DataFrame, found: Agreement) -> pd.Series:
@@ -70,7 +62,7 @@ def label_rules(traits: pd.DataFrame, found: Agreement) -> pd.Series:
     """
     estimated = found.identified and not found.known
     bound = min(FOLLOWED, 1 - found.low) if estimated else FOLLOWED
-    return traits["kind"].isin(["length", "word"]) & (at_least(traits) > bound)
+    return at_least(traits) > bound
 
 
 def at_least(traits: pd.DataFrame) -> pd.Series:
@@ -99,21 +91,6 @@ def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
     return "word", list(counter.get_feature_names_out()), first + second - 2 * both, first - both
 
 
-def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
-    for grouping in (name for name in GROUPINGS if name in pairs):
-        # Pairs without a group have the place -1.
-        place, names = pd.factorize(pairs[grouping].astype("string"))
-        known = _column(place >= 0)
-        sizes = np.bincount(place[place >= 0], minlength=len(names))
-        tested = np.flatnonzero((sizes >= LEAST) & (sizes < sizes.sum()))
-        # Groups apply to all pairs, so a matrix of all groups would be dense.
-        for start in range(0, len(tested), _BLOCK):
-            block = tested[start : start + _BLOCK]
-            decides = sparse.hstack([known] * len(block), "csr")
-            has = sparse.csr_matrix(place[:, None] == block, dtype=int)
-            yield grouping, list(names[block]), decides, has
-
-
 def _column(values: np.ndarray) -> sparse.csr_matrix:
     return sparse.csr_matrix(values.astype(np.int32)[:, None])
 
@@ -121,7 +98,7 @@ def _column(values: np.ndarray) -> sparse.csr_matrix:
 def _compared(
     decides: sparse.csr_matrix, has: sparse.csr_matrix, suspect: np.ndarray, clusters: np.ndarray
 ) -> pd.DataFrame:
-    """Fractions, intervals and p of V traits.
+    """Fractions and p of V traits, and intervals over all pairs.
 
     Scores (z - mean z)(y - mean y), z = 1 for suspected and y = 1 for pairs with the trait, are summed over
     prompts. Their variance is the sum of squares, at least that of independent pairs, since rare traits have
@@ -132,54 +109,26 @@ def _compared(
     n, y = by_prompt @ decides, by_prompt @ has
     z, zy = by_prompt @ only @ decides, by_prompt @ only @ has
     total, suspected, with_trait, both = (np.asarray(m.sum(0)).ravel() for m in (n, z, y, zy))
-    others = total - suspected
+    others, prompts = total - suspected, np.asarray((n > 0).sum(0)).ravel()
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_z, mean_y = suspected / total, with_trait / total
-        shares = both / suspected, (with_trait - both) / others
         scores = zy - y.multiply(mean_z) - z.multiply(mean_y) + n.multiply(mean_z * mean_y)
         independent = total * mean_z * (1 - mean_z) * mean_y * (1 - mean_y)
-        variance = np.maximum(_squares(scores), independent)
-        statistic = np.asarray(scores.sum(0)).ravel() / np.sqrt(variance)
-        prompts = np.asarray((n > 0).sum(0)).ravel()
+        statistic = np.asarray(scores.sum(0)).ravel() / np.sqrt(np.maximum(_squares(scores), independent))
         p = 2 * t.sf(np.abs(statistic), np.maximum(prompts - 1, 1))
-        residuals = [
-            zy - z.multiply(shares[0]),
-            (y - zy) - (n - z).multiply(shares[1]),
-            y - n.multiply(mean_y),
-        ]
-        squares = [_squares(residual) for residual in residuals]
-        (low_1, high_1), (low_2, high_2), (low_all, high_all) = (
-            _wilson(share, size, square, prompts)
-            for share, size, square in zip(
-                (*shares, mean_y), (suspected, others, total), squares, strict=True
-            )
+        low, high = _wilson(mean_y, total, _squares(y - n.multiply(mean_y)), prompts)
+        return pd.DataFrame(
+            {
+                "suspected": suspected.astype(int),
+                "others": others.astype(int),
+                "in_suspected": both / suspected,
+                "in_others": (with_trait - both) / others,
+                "p": np.where(np.isfinite(p), p, 1.0),
+                "in_all": mean_y,
+                "in_all_low": low,
+                "in_all_high": high,
+            }
         )
-        # Pairs of a prompt are correlated if a prompt's pairs share a group.
-        together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
-        correlation = np.nan_to_num(together / np.sqrt(squares[0] * squares[1]))
-    difference = shares[0] - shares[1]
-    # Newcombe's interval of a difference, from both shares' intervals and their correlation.
-    low = difference - _hypotenuse(shares[0] - low_1, high_2 - shares[1], correlation)
-    high = difference + _hypotenuse(high_1 - shares[0], shares[1] - low_2, correlation)
-    return pd.DataFrame(
-        {
-            "suspected": suspected.astype(int),
-            "others": others.astype(int),
-            "in_suspected": shares[0],
-            "in_others": shares[1],
-            "difference": difference,
-            "low": np.clip(low, -1, 1),
-            "high": np.clip(high, -1, 1),
-            "p": np.where(np.isfinite(p), p, 1.0),
-            "in_all": mean_y,
-            "in_all_low": low_all,
-            "in_all_high": high_all,
-        }
-    )
-
-
-def _hypotenuse(a: np.ndarray, b: np.ndarray, correlation: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.maximum(a**2 + b**2 - 2 * correlation * a * b, 0))
 
 
 def _squares(sums: sparse.spmatrix) -> np.ndarray:

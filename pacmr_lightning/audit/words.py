@@ -7,7 +7,6 @@ import pandas as pd
 
 from .agreement import SCORE_VOTES, Agreement
 from .findings import Findings
-from .group_reliability import GROUPINGS
 from .scorers import Scorer
 from .suspect_traits import LEVEL, at_least, label_rules
 
@@ -154,23 +153,18 @@ def rules_in_words(traits: pd.DataFrame, found: Agreement, shown: int = SHOWN) -
     return [*told, _FOLLOWED] if told else []
 
 
-def traits_in_words(
-    traits: pd.DataFrame, groups: pd.DataFrame, doubted: str, shown: int = SHOWN
-) -> list[str]:
+def traits_in_words(traits: pd.DataFrame, doubted: str, shown: int = SHOWN) -> list[str]:
     """Return a sentence for each of the first traits that distinguish ``doubted`` pairs from others."""
     if traits["p"].isna().all():
         return [f"There are too few {doubted}, or other pairs, to compare the two."]
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return [
-            f"None of {traits['p'].notna().sum():,} traits (length, single words, groups) distinguishes "
+            f"None of {traits['p'].notna().sum():,} traits (length, single words) distinguishes "
             f"{doubted} from the others. Shortcuts of more than one word are not tested."
         ]
-    told = [
-        _group_sentence(row, groups, doubted) if row["kind"] in GROUPINGS else _trait_sentence(row, doubted)
-        for row in found.head(shown).to_dict("records")
-    ]
-    return [*told, _RULE_OR_QUALITY] if found["kind"].isin(list(_PLACES)).any() else told
+    told = [_trait_sentence(row, doubted) for row in found.head(shown).to_dict("records")]
+    return [*told, _RULE_OR_QUALITY]
 
 
 def _place(row: dict[Hashable, Any]) -> str:
@@ -182,30 +176,14 @@ def share_of(share: float) -> str:
     return f"{share:.0%}" if 0.02 <= share <= 0.98 or share in (0, 1) else f"{share:.1%}"
 
 
-def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame, doubted: str) -> str:
-    said = (
-        f"{share_of(row['in_suspected'])} of the {doubted} have the {row['kind']} {row['trait']}, against "
-        f"{share_of(row['in_others'])} of the other pairs"
-    )
-    [group] = groups[(groups["grouping"] == row["kind"]) & (groups["group"] == row["trait"])].itertuples()
-    if pd.isna(group.low):
-        return f"{said}."
-    return (
-        f"{said}; another annotator would contradict {group.contradicted:.0%} of its labels (95% interval "
-        f"{group.low:.0%} to {group.high:.0%})."
-    )
-
-
 def _trait_sentence(row: dict[Hashable, Any], doubted: str) -> str:
-    more = row["difference"] > 0
-    points = [100 * row[name] for name in ("difference", "low", "high")]
-    size, low, high = points if more else (-points[0], -points[2], -points[1])
+    more = row["in_suspected"] > row["in_others"]
     first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspected", "in_others"))
     said = "has it" if more else "lacks it"
     if row["kind"] == "length":
         said = f"is the {'longer' if more else 'shorter'} one"
     return (
         f"Of the {row['suspected']:,} {doubted} {_place(row)}, the chosen response {said} in "
-        f"{share_of(first)}, against {share_of(second)} of the {row['others']:,} other pairs (difference "
-        f"{size:.0f} points, 95% interval {low:.0f} to {high:.0f})."
+        f"{share_of(first)}, against {share_of(second)} of the {row['others']:,} other pairs "
+        f"(p {row['p_adjusted']:.1g})."
     )

@@ -13,9 +13,7 @@ from ..audit.words import flips_in_words, known_in_words, rules_in_words, traits
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
-from ..errors import UserError
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
-from ..runs.hub_upload import check_repository
 
 _FORMS = {
     "suspected": ("suspected", "{:,}"),
@@ -30,8 +28,6 @@ _FORMS = {
 def audit(
     run: str,
     source: Source | None = None,
-    push_cleaned: str | None = None,
-    private: bool = False,
     **options: Any,
 ) -> None:
     """Finds suspected label errors in preference pairs, and writes the pairs without them.
@@ -51,26 +47,12 @@ def audit(
     Args:
         run: folder of a preference run; with pairs, folder or Hub id of a base model or PEFT adapter.
         source: another source of pairs, as in pacmr fit; --data FILE is --source Files --source.train FILE.
-        push_cleaned: upload ``cleaned`` to this dataset repository of the Hugging Face Hub, OWNER/NAME, with
-            a card. It is created if missing; the token is HF_TOKEN, or that of hf auth login.
-        private: make a private repository.
         options: of the audit.
 
     Raises:
-        UserError: options do not fit, files are missing or do not fit, or the Hub refuses the upload.
+        UserError: options do not fit, or files are missing or do not fit.
     """
-    asked = AuditOptions(**options)
-    if push_cleaned is not None:
-        if asked.cleaned is None:
-            raise UserError("push_cleaned is given without cleaned; name the file with --cleaned.")
-        check_repository(push_cleaned, "push_cleaned")
-    elif private:
-        raise UserError("private is given without push_cleaned; name the repository, or leave it out.")
-    found = look_for_wrong_labels(run, source, asked)
-    show(found)
-    if push_cleaned is not None:
-        found.push(push_cleaned, private)
-        print(f"Uploaded to {push_cleaned}.")
+    show(look_for_wrong_labels(run, source, AuditOptions(**options)))
 
 
 def show(found: AuditResult) -> None:
@@ -114,7 +96,7 @@ def show(found: AuditResult) -> None:
         )
     for sentence in rules_in_words(found.traits, findings.agreement, shown=3):
         say(sentence, "yellow")
-    for sentence in traits_in_words(found.traits, findings.groups, findings.doubted[0], shown=3):
+    for sentence in traits_in_words(found.traits, findings.doubted[0], shown=3):
         print_result(sentence)
     for note in found.notes:
         say(f"  {note}", "dim")

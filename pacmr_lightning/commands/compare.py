@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import compress
-from math import isnan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +13,6 @@ from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..files import local_path
 from ..runs.folder import SUMMARY, read_summary
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLUMNS = {
     "injected noise": "{noise_rate:.0%}",
@@ -42,13 +38,6 @@ NOTES = {
 }
 FEW = 200
 """Validation pairs below which an accuracy comes with a warning."""
-
-SURFACE_NOTES = (
-    "mean, max: of |g - g'| on the common part of both runs' grids",
-    "r: Pearson correlation of g and g' on it",
-    "common: area of the common part, as a share of the smaller grid's",
-    "scale sd: each run's u and Delta divided by their standard deviations",
-)
 
 
 def comparison_table(runs: list[str]) -> Table:
@@ -96,17 +85,6 @@ def _accuracy_notes(runs: list[str]) -> Iterator[str]:
             yield f"{run}: accuracy after update {found['val_step']:,} of {found['steps']:,}"
 
 
-def _distance_table(rows: pd.DataFrame) -> Table:
-    scaled = rows["scale"].eq("sd").any()
-    shown = plain_table("runs", *(("scale",) if scaled else ()), "mean", "max", "r", "common")
-    for row in rows.to_dict("records"):
-        numbers = (row["mean"], row["max"], row["correlation"])
-        cells = ["-" if isnan(number) else f"{number:.3f}" for number in numbers]
-        scale = (row["scale"],) if scaled else ()
-        shown.add_row(f"{row['first']} - {row['second']}", *scale, *cells, f"{row['common']:.0%}")
-    return shown
-
-
 def compare(
     runs: list[str],
     figure: str | None = None,
@@ -120,8 +98,7 @@ def compare(
     Args:
         runs: folders of runs.
         figure: file for learning curves and weights, ending in .png or .pdf.
-        output: file for the VNets' slopes, offsets and weights, ending in .png or .pdf; both are written, and
-            a .csv with the distances of the weight functions.
+        output: file for the VNets' slopes, offsets and weights, ending in .png or .pdf; both are written.
         step: policy update of the surfaces; "last" is each run's last one.
 
     Raises:
@@ -141,11 +118,7 @@ def compare(
         for note in [*notes, *_accuracy_notes(finished)]:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:
-        distances = write_surface_page(runs, output, None if step == "last" else step)
-        if len(distances):
-            print_result(_distance_table(distances))
-            for note in SURFACE_NOTES[: 3 + distances["scale"].eq("sd").any()]:
-                console.print(f"  {note}", highlight=False, style="dim")
+        write_surface_page(runs, output, None if step == "last" else step)
         console.print(f"Figure: {output}", highlight=False)
     if figure:
         from ..analysis.learning_curves import draw_learning_curves

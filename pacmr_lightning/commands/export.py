@@ -22,13 +22,11 @@ from ..errors import UserError, first_line
 from ..files import expanded
 from ..numerics import not_finite
 from ..policy import PolicyModel
-from ..policy.base_model import adapter_chain
+from ..policy.base_model import plain_model
 from ..policy.lora import ADAPTER
 from ..policy.model_files import KEPT, merge_rounded
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary
-from ..runs.hub_upload import check_repository
-from ..runs.hub_upload import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..waiting import waiting
 from ..weighting.vnet import VNet, save_vnet
@@ -46,12 +44,11 @@ def export(
     checkpoint: str = "last",
     dtype: Dtype | None = None,
     base: str | None = None,
-    push: str | None = None,
-    private: bool = False,
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    A VNet is written too (``weighting.vnet.load_vnet`` reads it). The folder stays if an upload fails.
+    A VNet is written too (``weighting.vnet.load_vnet`` reads it). "hf upload OWNER/NAME OUT", a command of
+    huggingface_hub, puts the folder on the Hub.
 
     Args:
         run: folder of a preference run.
@@ -60,31 +57,18 @@ def export(
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
         dtype: dtype of the merged weights; default: that of the base in the run. Adapters are float32.
         base: Hub id of the base, for a run that read it from a folder.
-        push: upload the folder to this repository of the Hub, OWNER/NAME, created if missing. The token is
-            HF_TOKEN, or that of hf auth login.
-        private: make a private repository.
 
     Raises:
-        UserError: ``out`` exists, the run's files do not fit, the policy is not finite, the adapter's base is
-            not on the Hub, or the Hub refuses the upload.
+        UserError: ``out`` exists, the run's files do not fit, or the policy is not finite.
     """
     run, out = expanded([run, out])
     if dtype is not None and not merged:
         raise UserError(f"dtype is {dtype}, but adapters are float32; add --merged, or leave it out.")
     if base is not None and not on_hub(base):
         raise UserError(f"base is {base}, but it must be a Hub id such as OWNER/NAME.")
-    if push is not None:
-        check_repository(push, "push")
-    elif private:
-        raise UserError("private is given without push; name the repository with --push, or leave it out.")
     found = find_run(run, checkpoint)
-    bottom = adapter_chain(found.base)[-1]
+    bottom = plain_model(found.base)
     hub_base = base or (bottom if on_hub(bottom) else None)
-    if push is not None and not merged and hub_base is None:
-        raise UserError(
-            f"The base {found.base} is a folder, so an adapter in {push} could not be loaded elsewhere; give "
-            "the base's Hub id with --base, or export a whole model with --merged."
-        )
     with _new_folder(out) as folder:
         print(f"Loading {found.base} and {found.checkpoint}")
         stored = copy.deepcopy(found)
@@ -103,7 +87,7 @@ def export(
         if base is not None and bottom == found.base:
             found.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
-        card = model_card(found, module, step, summary, name=push or out, hub_base=hub_base, merged=merged)
+        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, merged=merged)
         data.tokenizer.save_pretrained(folder)
         if isinstance(module.vnet, VNet):
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
@@ -127,12 +111,8 @@ def export(
     if not merged and hub_base is None:
         print(
             f"The adapter needs its base, {os.path.abspath(found.base)} (base_model_name_or_path in "
-            "adapter_config.json); --merged writes a whole model.",
+            "adapter_config.json); to load it elsewhere give the base's Hub id with --base, or --merged.",
         )
-    if push is not None:
-        files = {path.name: path for path in sorted(Path(out).iterdir())}
-        upload(files, push, "model", private, f"{Path(out)} is kept; hf upload sends it.")
-        print(f"Uploaded to {push}.")
 
 
 def merge(

@@ -73,9 +73,10 @@ def _numbers(found: SplitStatistics, reasons: list[str]) -> list[dict[str, str]]
     rows, kept = counts["rows"], counts["kept"]
     of_rows = {"rows": f"{rows:,}", "kept pairs": _of(kept, rows)}
     of_rows |= {f"  dropped, {reason}": _of(counts.get(reason, 0), rows) for reason in reasons}
-    of_lengths = {f"rows kept at max_length {n:,}": f"{share:.1%}" for n, share in lengths.kept_at.items()}
-    of_lengths |= {
-        "max_length for 99% of them": f"{lengths.suggested:,}",
+    of_lengths = {
+        "tokens of a prompt, mean": f"{lengths.prompt:.1f}",
+        "tokens of responses, mean": f"{lengths.chosen:.1f} chosen, {lengths.rejected:.1f} rejected",
+        "tokens of the longest pair": f"{lengths.longest:,}",
         "chosen response is longer": f"{lengths.chosen_longer:.1%}",
         "rejected response is longer": f"{lengths.rejected_longer:.1%}",
     }

@@ -39,7 +39,7 @@ def judge(
         second: file of B, usually the baseline.
         judge: ``EndpointJudge`` (a chat model with the prompts of Qu et al. for its ``task``),
             ``RewardModelJudge``, or ``GoldJudge`` (synthetic benchmark).
-        output: folder for ``verdicts.jsonl``, ``summary.json`` and the figure ``win-rate``; default: the
+        output: folder for ``verdicts.jsonl`` and ``summary.json``; default: the
             folder ``judge`` beside the first file.
         store: file of the judge's answers; default: ``answers.sqlite`` in the output folder.
         seed: seed of the bootstrap for the intervals.
@@ -71,7 +71,7 @@ def judge(
     _show_rates(result)
     for note in _notes(result, judged, costs, judge.name):
         print_result(f"  {note}", style="dim")
-    print(f"Verdicts, summary and figure: {folder}")
+    print(f"Verdicts and summary: {folder}")
 
 
 def _show_rates(result: WinRate) -> None:

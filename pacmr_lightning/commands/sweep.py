@@ -68,7 +68,7 @@ def sweep(
         submitter = partial(submit, options=slurm, jobs=jobs) if launcher == "slurm" else None
         run_cells(sweep, found, retry_failed, submitter)
         queue = refresh(found)
-        stopped = _judge(sweep, found, submitter)
+        stopped = _judge(sweep, found, launcher)
     for cell in found:
         if (job := job_of(cell)) and state_of(cell) == "submitted":
             word = queue.get(job, "SLURM does not answer here")
@@ -87,8 +87,8 @@ def sweep(
         raise stopped
 
 
-def _judge(sweep: Sweep, found: list[Cell], submitter: Submitter | None) -> UserError | None:
-    """Judge the cells' responses, then run ``afterwards``; return the error that stopped it."""
+def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> UserError | None:
+    """Judge the cells' responses, then run ``afterwards`` (or print it); return the error that stopped it."""
     try:
         if sweep.evaluate:
             from ..sweep.evaluation import judge_cells
@@ -97,10 +97,11 @@ def _judge(sweep: Sweep, found: list[Cell], submitter: Submitter | None) -> User
         if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
             from ..sweep.runner import run_all
 
-            if submitter:
-                submitter(_with_afterwards(sweep), [])
-            else:
+            if launcher == "local":
                 run_all(_with_afterwards(sweep), [], len(found))
+            for entry in sweep.afterwards:
+                if not Path(entry.output).exists():
+                    print_result(f"{entry.output} is left to make: pacmr {entry.command}")
     except UserError as error:
         return error
     except KeyboardInterrupt:
@@ -140,10 +141,9 @@ def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[
     assert work is not None
     flops = training_flops(sweep, untrained, {name: config for name, (config, _) in parsed.items()})
     hours = flops / (1e12 * work.device_tflops * work.utilization) / 3600
-    price = "" if work.gpu_hour is None else f", {hours * work.gpu_hour:,.0f} at {work.gpu_hour:g} an hour"
     return (
         f"Training {len(untrained)} cells, estimated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
-        f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s{price}; without preparations and responses"
+        f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s; without preparations and responses"
     )
 
 

@@ -8,28 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-NO_ANSWER, REJECTED = 409, 422
+NO_ANSWER, FILTERED = 409, 422
 """Statuses of answers of no use: one that the openai client asks for again, and one that would not change."""
 _LONGEST = 200
-_CUT_OFF = (
-    "error",
-    "failed",
-    "abort",
-    "aborted",
-    "cancelled",
-    "network_error",
-    "insufficient_system_resource",
-)
-_FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content")
 _AT_LIMIT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
-"""Finish reasons in small letters, of OpenAI and other providers."""
-_ABOUT_ONE = re.compile(
-    r"context.?(length|window|size)|too long|content.?(filter|policy|management)|flagged", re.I
-)
-"""Messages that reject one conversation for its own content or length."""
-_NO_CREDIT = re.compile(r"insufficient.?(quota|credit|balance|fund)|credit balance is too low", re.I)
-_STATUSES = {"rate.?limit|too.many|exhausted": 429, "api.?key|auth": 401, "not.?found": 404, "invalid": 400}
-"""Statuses by the names that providers give to errors."""
+_BROKEN = re.compile("error|fail|abort|cancel|insufficient|filter|sensitive|safety|recitation|prohibited")
+"""Finish reasons in small letters, of OpenAI and other providers, of an answer that broke off."""
 _TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad"
 _MARK = re.compile(
     rf"(?P<begin><(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<unused94>)"
@@ -106,19 +90,11 @@ def read_response(
 
 
 def _error(status: int, fields: dict[str, Any], reason: str) -> Reply:
-    """Return the problem of an error, whose status may be inside it, in numbers or words."""
-    names = " ".join(str(fields.get(name)) for name in ("code", "type", "status"))
-    if _NO_CREDIT.search(f"{names} {reason}"):
-        status = 402  # some send 429, which would be tried again
-    elif status < 400:
-        number = re.search(r"\b[45]\d\d\b", names)
-        by_name = (known for pattern, known in _STATUSES.items() if re.search(pattern, names, re.I))
-        status = int(number[0]) if number else next(by_name, 502)
-    problem = f"status {status}: {reason}".removesuffix(": ")
-    if status in (400, 403, 413, 422):
-        of_one = _ABOUT_ONE.search(f"{names} {reason}")
-        return Reply(REJECTED if of_one else 403 if status == 403 else 400, problem)
-    return Reply(status, problem)
+    """Return the problem of an error, whose status may be a number inside it."""
+    if status < 400:
+        number = re.search(r"\b[45]\d\d\b", f"{fields.get('code')} {fields.get('status')}")
+        status = int(number[0]) if number else 502
+    return Reply(status, f"status {status}: {reason}".removesuffix(": "))
 
 
 def _answer(
@@ -136,21 +112,16 @@ def _answer(
     cut = finish in _AT_LIMIT
     if not finish and max_tokens is not None and tokens is not None:
         cut = tokens.completion >= max_tokens
-    if finish in _CUT_OFF:
-        return Reply(502, f"the answer broke off (finish_reason {finish})")
-    if finish in _FILTERED:
-        return Reply(REJECTED, "the server's content filter took the answer away")
+    if _BROKEN.search(finish):
+        # A content filter takes it away again.
+        status = FILTERED if "filter" in finish else NO_ANSWER
+        return Reply(status, f"the answer broke off (finish_reason {finish})")
     if answer.strip() and valid(answer):
         return Reply(200, None, text, cut)
     if answer.strip():
-        reason = "the answer is not of the kind that was asked for"
-    elif cut:
-        reason = f"no text within max_tokens {max_tokens}; the model may need more"
-    elif text.strip() or message.get("reasoning_content") or message.get("reasoning"):
-        reason = "the answer is nothing but reasoning"
-    else:
-        reason = "the answer calls a tool" if message.get("tool_calls") else "the answer is empty"
-    return Reply(NO_ANSWER, reason)
+        return Reply(NO_ANSWER, "the answer is not of the kind that was asked for")
+    short = f"no text within max_tokens {max_tokens}; the model may need more"
+    return Reply(NO_ANSWER, short if cut else "the answer has no text, beside reasoning or tools")
 
 
 def _content(content: Any) -> Any:
@@ -162,22 +133,12 @@ def _content(content: Any) -> Any:
 
 
 def _tokens(usage: Any) -> Tokens | None:
-    """Return the tokens of a ``usage``, also by Anthropic's names; None without any.
-
-    Tokens of a cache count like others. Some servers count reasoning in the total only.
-    """
-
-    def number(*names: str) -> int:
-        values = [usage.get(name) for name in names]
-        return sum(value for value in values if isinstance(value, int))
-
+    """Return the tokens of a ``usage``; None without any. Some servers count reasoning in the total only."""
     if not isinstance(usage, dict):
         return None
-    prompt = number("prompt_tokens") or number(
-        "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
-    )
-    completion = number("completion_tokens") or number("output_tokens")
-    completion = max(completion, number("total_tokens") - prompt)
+    found = (usage.get(f"{name}_tokens") for name in ("prompt", "completion", "total"))
+    prompt, completion, total = (number if isinstance(number, int) else 0 for number in found)
+    completion = max(completion, total - prompt)
     return Tokens(prompt, completion) if prompt or completion else None
 
 

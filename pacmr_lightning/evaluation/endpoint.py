@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from ..errors import UserError, check_at_least, check_within
 from .answer_store import AnswerStore, content_key
-from .chat_completion import NO_ANSWER, NO_TOKENS, REJECTED, Reply, Tokens, read_response, without_thoughts
+from .chat_completion import FILTERED, NO_ANSWER, NO_TOKENS, Reply, Tokens, read_response, without_thoughts
 from .conversation import Messages
 
 if TYPE_CHECKING:
@@ -26,18 +25,16 @@ OPENAI_URL = "https://api.openai.com/v1"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NO_KEY = "none"
 """The openai client requires a key, even where the server does not."""
-_LIMITS = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of tokens: that of most servers, and that of OpenAI's newer models."""
-_KEY = "put a valid one into the environment variable {}, or name another one with key_variable"
 _VAIN: dict[int | str, tuple[str, str]] = {
     "temperature": ("refuses the temperature", "set temperature: null"),
-    401: ("refuses the API key", _KEY),
+    401: ("refuses the API key", "put a valid one into the environment variable {}, or name another"),
     402: ("has no credit left", "buy some, or name another model"),
-    403: ("refuses the API key", _KEY),
     404: ("does not exist", "check model, and base_url, which mostly ends in /v1"),
 }
 """Errors that all requests would get, by status or option: what the server does, and what helps."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+_OF_ONE = (400, 403, 413, NO_ANSWER)
+"""Statuses of a conversation that the server refuses for its length or content, or does not answer."""
 _FEWEST = 3
 """Least number of consecutive failures after which the server counts as broken."""
 
@@ -201,8 +198,6 @@ class _Asking:
     bar: tqdm[Any]
     answered: int
     """Conversations with an answer, stored ones included."""
-    switched: bool = False
-    """True once the server has refused one name of the limit of tokens."""
     failed: int = 0
     streak: int = 0
     tokens: Tokens = NO_TOKENS
@@ -265,8 +260,7 @@ class _Asking:
         if reply.text:
             self.answered, self.streak = self.answered + 1, 0
             return
-        # An answer of no use after good ones concerns one conversation, and must not end the run.
-        if reply.status == REJECTED or (reply.status in (400, NO_ANSWER) and self.answered):
+        if reply.status == FILTERED or (reply.status in _OF_ONE and self.answered):  # must not end the run
             return
         self.streak += 1
         enough = max(self.endpoint.concurrency, _FEWEST)
@@ -280,8 +274,9 @@ class _Asking:
         """Send a request until it succeeds; raise UserError if all requests would fail alike."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
-        asked, switched = self.endpoint, self.switched
-        limit = _LIMITS[(asked.base_url == OPENAI_URL) != switched]
+        asked = self.endpoint
+        # OpenAI's newer models have another name for it than most servers.
+        limit = "max_completion_tokens" if asked.base_url == OPENAI_URL else "max_tokens"
         options = {"model": asked.model, "temperature": asked.temperature, limit: asked.max_tokens}
         sent: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         try:
@@ -298,18 +293,11 @@ class _Asking:
             ) from None
         except APIStatusError as error:
             reply: Reply = error.response.extensions["reply"]
-            wait = error.response.headers.get("retry-after")
         problem = str(reply.problem).replace(self.secret or "\0", "***")
-        if reply.status == 400 and re.search(rf"\b{limit}\b", problem):
-            self.switched = True
-            if not switched:
-                return await self.request(client, messages)
         refused = reply.status == 400 and "temperature" in problem
         if vain := _VAIN.get("temperature" if refused else reply.status):
             does, fix = vain
             raise UserError(f"{asked.where} {does} ({problem}); {fix.format(asked.key_variable)}.")
-        if wait and reply.status == 429:  # the client waits for a minute at most
-            problem += f"; the server asks to wait: {wait}"
         return replace(reply, problem=problem)
 
 

@@ -1,4 +1,4 @@
-"""Two files of responses under a judge: verdicts, summary and figure in one folder."""
+"""Two files of responses under a judge: verdicts and summary in one folder."""
 
 import json
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..files import content_digest, save_figure, write_json, write_json_lines
+from ..files import content_digest, write_json, write_json_lines
 from .answer_store import AnswerStore
 from .judge_calls import Prices, price
 from .judging import PairJudge, Preference, tokens_of
 from .response_files import ResponsePair, pair_rows, read_responses
-from .win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
+from .win_rate import JudgedPair, WinRate, judge_responses, summarize
 
-VERDICTS, SUMMARY, FIGURE = "verdicts.jsonl", "summary.json", "win-rate"
+VERDICTS, SUMMARY = "verdicts.jsonl", "summary.json"
 _VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
 
@@ -31,7 +31,7 @@ def judge_pairs(
     seed: int,
     prices: Prices = (None, None),
 ) -> tuple[WinRate, list[JudgedPair], dict[str, Any]]:
-    """Judge the ``response_pairs`` of two files, and write verdicts, summary and figure into a folder.
+    """Judge the ``response_pairs`` of two files, and write verdicts and summary into a folder.
 
     Returns the win rate of the first file, the judged pairs, and ``tokens``, ``uncounted_requests`` and
     ``cost``: "now" of this call, "all" of all requests for these questions since there is the store.
@@ -47,7 +47,6 @@ def judge_pairs(
         **{"judge": _about(judge), "seed": seed, **asdict(result), **costs},
     }
     write_json_lines(folder / VERDICTS, map(_row, judged))
-    save_figure(draw_win_rate(result, files, judge.name), folder / FIGURE)
     # Last, since it says that all are there.
     write_json(folder / SUMMARY, summary, ensure_ascii=False)
     return result, judged, costs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -16,13 +15,8 @@ from .answer_store import AnswerStore, content_key
 from .judging import PairJudge, Preference, Verdict
 from .response_files import ResponsePair, pair_rows
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
-COLORS = ("#0072B2", "0.82", "#D55E00")
-"""Colours of wins, ties and losses; the outer two by Okabe and Ito."""
 SLOPE_C = 100.0
 """Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): weak, but enough if length decides all."""
 TOLERANCE, ITERATIONS = 1e-9, 1000
@@ -240,44 +234,3 @@ def _share(part: int, whole: int) -> float | None:
 def _estimate(value: float, resampled: np.ndarray) -> Estimate:
     low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(float(value), float(low), float(high))
-
-
-def draw_win_rate(result: WinRate, files: tuple[str, str], judge: str) -> Figure:
-    """Return a bar chart of wins, ties and losses with 95% intervals."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
-    axis = figure.add_subplot()
-    shares = (result.win_rate, result.tie_rate, result.loss_rate)
-    start = 0.0
-    for share, color, label in zip(shares, COLORS, ("A wins", "tie", "B wins"), strict=True):
-        axis.barh(0, 100 * share.value, left=start, color=color, height=0.6, label=label)
-        if share.value > 0.06:  # room for the number
-            axis.text(
-                *(start + 50 * share.value, 0.12, f"{share.value:.1%}"),
-                color="black" if color == COLORS[1] else "white",
-                ha="center",
-                va="center",
-            )
-        start += 100 * share.value
-    won, lost = result.win_rate, result.loss_rate
-    for at, low, high in (
-        (won.value, won.low, won.high),
-        (1 - lost.value, 1 - lost.high, 1 - lost.low),  # from the right
-    ):
-        errors = [[100 * (at - low)], [100 * (high - at)]]
-        axis.errorbar(100 * at, -0.16, xerr=errors, color="black", capsize=3, linewidth=1.2)
-    score = result.win_score
-    # Most files are called generations.jsonl, in a folder named after the run.
-    first, second = (Path(*Path(file).parts[-2:]) for file in files)
-    axis.set_title(
-        f"A: {first}   B: {second}\n"
-        f"win-score {score.value:.3f} ({score.low:.3f} to {score.high:.3f}), {result.pairs:,} pairs, "
-        f"judge {judge}",
-        fontsize=9,
-        parse_math=False,
-    )
-    axis.set(xlim=(0, 100), ylim=(-0.4, 0.4), yticks=[], xlabel="Share of pairs (%), with 95% intervals")
-    axis.spines[["left", "right", "top"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return figure

@@ -148,7 +148,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         # check_finite checks their inputs.
         self.train_means = RunningMeans((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
-        self.checked_pair: PairBatch | None = None
         self.options: dict[str, Any] = {}
         self.outer_values: dict[str, Tensor] = {}
 
@@ -177,7 +176,7 @@ class PreferenceModule(Recorded, TrainedOnly):
 
     def configure_model(self) -> None:
         """Load the policy, once."""
-        self.policy.build(pair=self.checked_pair)
+        self.policy.build()
 
     def setup(self, stage: str) -> None:
         """Move metrics and the weighting to the device, before a restore; set the noise rate."""
@@ -199,7 +198,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             part.check_pairs(data.train_pairs)
         for sentence in unused_columns(self.weighting, data.train_pairs):
             rank_zero_info(sentence)
-        self.checked_pair = data.train_pairs.batch([0])
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = self._share

@@ -1,15 +1,12 @@
 """Attention implementations and their token layouts and masks."""
 
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
 from ..batch import Segment
 from ..errors import UserError
@@ -17,15 +14,14 @@ from .compiled import allow_recompilations
 from .packed_attention import HALF, VARLEN
 from .token_layout import Layout, Rows
 
-AskedLayout = Literal["auto", "shared", "separate", "packed_shared"]
-PreparedMask = Tensor | BlockMask
+AskedLayout = Literal["auto", "shared", "separate"]
 
-FLEX, FLASH = "flex_attention", "flash_attention_2"
+FLEX = "flex_attention"
 PLAIN = ("sdpa", "eager")
 """Plain torch operations, twice differentiable on any device."""
 LAYOUT_NAMES = {
     "shared": "a shared prompt",
-    "packed_shared": "pairs with a shared prompt packed into one row",
+    "packed": "pairs with a shared prompt packed into one row",
     "separate": "one sequence a row",
     "plain": "the model's own, whole logits",
 }
@@ -43,15 +39,12 @@ class AttentionPlan:
 
 
 def exclude_cudnn() -> None:
-    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward.
-
-    The environment variable PACMR_CUDNN_ATTENTION=1 leaves it on, to measure it.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(os.environ.get("PACMR_CUDNN_ATTENTION") == "1")
+    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def is_flash(attention: str) -> bool:
-    """True for FlashAttention, which supports only causal masks."""
+    """True for FlashAttention, also from the Hub."""
     return "flash" in attention  # also in names of Hub kernels
 
 
@@ -77,7 +70,7 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
         raise ValueError(f"{type(model).__name__} keeps its {before} attention")
 
 
-def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype, compiles: bool) -> None:
+def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> None:
     """Check the attention options before anything is loaded."""
     known = ["auto", "eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if name != VARLEN)]
     if attention not in known and "/" not in attention:  # with a slash: a kernel on the Hub
@@ -90,51 +83,31 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype, com
             f"{attention} computes in half precision, but the base is float32; set dtype to bfloat16, or "
             "attn_implementation to sdpa."
         )
-    if is_flash(attention) and layout == "shared":
+    if layout == "shared" and attention not in ("auto", *PLAIN):
         raise UserError(
-            f"{attention} cannot honour the mask of the layout shared; set layout to separate or auto, or "
-            f"attn_implementation to {FLEX} or sdpa."
+            f"{attention} does not take the mask of the layout shared; set layout to separate or auto, or "
+            "attn_implementation to sdpa."
         )
-    if layout == "packed_shared" and attention != "auto":
-        raise UserError(
-            f"attn_implementation is {attention}, but the layout packed_shared has an attention of its own; "
-            "set attn_implementation to auto, or layout to auto."
-        )
-    if layout == "packed_shared" and compiles:
-        raise UserError(
-            "compile is true, but the layout packed_shared has another number of tokens in each forward "
-            "pass and would compile for each; set compile to false, or layout to auto."
-        )
+
+
+def packs(model: PreTrainedModel, device: torch.device, compiles: bool) -> bool:
+    """True where shared rows are packed; compiled, each number of tokens would compile anew."""
+    return device.type == "cuda" and model.dtype in HALF and model._supports_flash_attn and not compiles
 
 
 def attention_plans(
     model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device, compiles: bool = False
-) -> tuple[list[AttentionPlan], list[str]]:
-    """Return plans in a fixed order, so that all processes and resumed runs agree, and notes on others."""
-    own, half = attention_of(model), model.dtype in HALF
-    chosen: list[Layout] = [layout] if layout != "auto" else ["separate" if is_flash(own) else "shared"]
-    on_gpu = asked == "auto" and device.type == "cuda"
-    if on_gpu and layout == "auto" and half and not compiles and model._supports_flash_attn:
-        chosen = ["packed_shared", *chosen]
-    elif layout == "packed_shared":
-        chosen.append("shared")
-    layouts = dict.fromkeys([*chosen, "separate", "plain"])
-    found = [AttentionPlan(VARLEN if name == "packed_shared" else own, name) for name in layouts]
-    faster = []
-    if on_gpu:
-        installed = is_flash_attn_2_available() or is_kernels_available()
-        if model._supports_flex_attn and layout in ("auto", "shared"):
-            faster.append(FLEX)
-        # Packed pairs use its kernel already.
-        if (
-            model._supports_flash_attn
-            and installed
-            and half
-            and not {"shared", "packed_shared"} & layouts.keys()
-        ):
-            faster.append(FLASH)
-    note = f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
-    return found, [note] if faster else []
+) -> list[AttentionPlan]:
+    """Return plans in a fixed order, so that all processes and resumed runs agree."""
+    own = attention_of(model)
+    own = plain_attention(model) if own == VARLEN else own  # the layout of shorter pairs
+    found = [AttentionPlan(own, "separate"), AttentionPlan(own, "plain")]
+    if layout == "separate" or own not in PLAIN:
+        return found
+    found.insert(0, AttentionPlan(own, "shared"))
+    if asked == "auto" and packs(model, device, compiles):
+        found.insert(0, AttentionPlan(VARLEN, "packed"))
+    return found
 
 
 def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -148,9 +121,7 @@ def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -
     return {"attention_mask": shared_mask(rows, config, dtype)}
 
 
-def shared_mask(
-    rows: Rows, config: PretrainedConfig, dtype: torch.dtype
-) -> PreparedMask | dict[str, PreparedMask]:
+def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
     """Return the (R, 1, T, T) mask of shared rows; a dict for mixed layer types.
 
     Sliding windows count positions, not columns.
@@ -164,23 +135,18 @@ def shared_mask(
     device = rows.input_ids.device
     prompt = int(Segment.PROMPT)
 
-    def prepared(limit: int | None) -> PreparedMask:
-        def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            """``mask_mod`` of FlexAttention."""
-            own, other = segments[row, query], segments[row, key]
-            # Padding attends to itself only, which keeps its softmax finite.
-            seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
-            if limit is not None:
-                seen = seen & (positions[row, query] - limit < positions[row, key])
-            return seen
+    row = torch.arange(count, device=device)[:, None, None, None]
+    column = torch.arange(length, device=device)
+    query, key = column[:, None], column
+    own, other = segments[row, query], segments[row, key]
+    # Padding attends to itself only, which keeps its softmax finite.
+    seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
 
-        if config._attn_implementation == FLEX:
-            return create_block_mask(visible, count, None, length, length, device)
-        row, column = torch.arange(count, device=device), torch.arange(length, device=device)
-        dense = visible(row[:, None, None, None], row, column[:, None], column)
+    def prepared(limit: int | None) -> Tensor:
+        near = True if limit is None else positions[row, query] - limit < positions[row, key]
         # Additive: SDPA would convert a boolean mask in every layer.
-        scores = torch.zeros(dense.shape, dtype=dtype, device=device)
-        return scores.masked_fill_(~dense, torch.finfo(dtype).min)
+        scores = torch.zeros(seen.shape, dtype=dtype, device=device)
+        return scores.masked_fill_(~(seen & near), torch.finfo(dtype).min)
 
     limits = {"full_attention": None, "sliding_attention": window}
     if len(kinds) > 1 and kinds <= limits.keys():

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
-from ..batch import PairBatch
 from ..errors import UserError, is_out_of_memory
 from ..hub_access import locate
 from ..numerics import not_finite
@@ -32,17 +30,15 @@ def load_base(
     dtype: torch.dtype,
     attention: str | None = None,
     quantization: AskedQuantization | None = None,
-    pair: PairBatch | None = None,
     dropout: bool = False,
 ) -> PreTrainedModel:
     """Return a causal language model; adapters are merged and compared with their unmerged form.
 
     Args:
-        name: folder or Hub id of a model or of a PEFT adapter, whose base may be an adapter itself.
+        name: folder or Hub id of a model, or of a PEFT adapter on one.
         dtype: of the weights.
         attention: as in transformers; None for its default.
         quantization: of the linear layers except the head.
-        pair: used for the comparison; None for ids from the whole vocabulary.
         dropout: keep the model's dropout instead of disabling it.
     """
     adapter = is_adapter(name)
@@ -57,12 +53,9 @@ def load_base(
         options |= quantization_options(dtype)
     with _loading(name, attention):
         if adapter:
-            chain = adapter_chain(name)
+            base, revision = adapter_base(name), PeftConfig.from_pretrained(name).revision
             # On whatever device it is loaded, where GPU kernels may not run.
-            revision = PeftConfig.from_pretrained(chain[-2]).revision
-            model = _pretrained(chain[-1], dtype=dtype, revision=revision)
-            for base, its_adapter in pairwise(reversed(chain)):
-                model = merge_adapter(model, its_adapter, base, pair)
+            model = merge_adapter(_pretrained(base, dtype=dtype, revision=revision), name, base)
             if attention is not None:
                 use_attention(model, attention)
         else:
@@ -147,7 +140,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_base(name: str) -> str:
-    """Return the folder or Hub id of an adapter's base, which may be an adapter itself."""
+    """Return the folder or Hub id of an adapter's base; raise UserError if that is an adapter itself."""
     config = PeftConfig.from_pretrained(name)
     base = config.base_model_name_or_path
     if not base:
@@ -161,33 +154,30 @@ def adapter_base(name: str) -> str:
             "another."
         )
     try:
-        is_adapter(base)
+        is_plain = not is_adapter(base)
     except UserError as error:
         raise UserError(
             f"The adapter {name} was trained on {base}, which is not there ({str(error).rstrip('.')}); set "
             "base_model_name_or_path in its adapter_config.json."
         ) from None
+    if not is_plain:
+        raise UserError(
+            f"The adapter {name} was trained on {base}, which is an adapter itself; merge that one into its "
+            "own base first (PEFT's merge_and_unload), and name the merged model as base_model_name_or_path "
+            "in adapter_config.json."
+        )
     return str(base)
 
 
-def adapter_chain(name: str) -> list[str]:
-    """Return the name and its successive bases; the last is a plain model."""
-    chain = [name]
-    while is_adapter(chain[-1]):
-        base = adapter_base(chain[-1])
-        if base in chain:
-            raise UserError(
-                f"The adapter {base} has itself among its bases; set base_model_name_or_path in its "
-                "adapter_config.json to a plain model."
-            )
-        chain.append(base)
-    return chain
+def plain_model(name: str) -> str:
+    """Return the name of a model, or of an adapter's base."""
+    return adapter_base(name) if is_adapter(name) else name
 
 
 def parameter_count(name: str) -> int:
     """Return the number of parameters of a model, or of an adapter's base, without loading weights."""
     with _loading(name), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(_config(adapter_chain(name)[-1])).num_parameters()
+        return AutoModelForCausalLM.from_config(_config(plain_model(name))).num_parameters()
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:

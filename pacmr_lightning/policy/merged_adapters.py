@@ -1,4 +1,4 @@
-"""Adapters merged into the base, and saved with the policy's as one."""
+"""An adapter merged into its base, and saved with the policy's as one."""
 
 import warnings
 from typing import Any, cast
@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from ..batch import PairBatch, Segment
 from ..errors import UserError
 from ..strategies.sharding import is_sharded
 from .lora import ADAPTER
 
 MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Accepted mean difference of a token's log-probability between two forms of a model, in nats."""
-CHECKED = 256
-"""Maximum number of tokens compared."""
+COMPARED = 32
+"""Number of tokens compared."""
 
 
-def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch | None) -> PreTrainedModel:
+def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedModel:
     """Merge the adapter ``name`` into its base (``base`` in messages); raises UserError if PEFT's differs."""
     config: Any = PeftConfig.from_pretrained(name)
     rank_zero_info(f"Merging the adapter {name} into its base {base}.")
@@ -41,7 +40,7 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch 
     known = _embeddings(model).num_embeddings
     _make_room(model, name)
     added = _embeddings(model).weight[known:].clone()
-    tokens = compared_tokens(model, pair, getattr(config, "trainable_token_indices", None))
+    tokens = compared_tokens(model, getattr(config, "trainable_token_indices", None))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -104,23 +103,19 @@ def untie_head(model: PreTrainedModel) -> None:
                 config.tie_word_embeddings = False
 
 
-def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options: Any) -> None:
-    """Save the policy's adapter and those merged into its base as one adapter of the plain model.
+def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **options: Any) -> None:
+    """Save the policy's adapter and the one merged into its base as one adapter of the ``plain`` model.
 
     LoRA updates add up, so the concatenated matrices form one adapter whose rank is the sum of the ranks. The
-    result is compared with the policy first. ``chain`` is the base's ``base_model.adapter_chain``.
+    result is compared with the policy first.
     """
-    *adapters, plain = chain
     model = cast("PreTrainedModel", policy.get_base_model())
     base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype, trust_remote_code=False)
-    tokens = compared_tokens(base, None)
-    names = [f"base_{number}" for number in range(len(adapters))]
+    tokens = compared_tokens(base)
     try:
         if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:
             raise ValueError("one of them adds tokens")
-        found = PeftModel.from_pretrained(base, adapters[-1], adapter_name=names[0])
-        for adapter, name in zip(adapters[-2::-1], names[1:], strict=True):
-            found.load_adapter(adapter, name)
+        found = PeftModel.from_pretrained(base, adapter, adapter_name="base")
         found.add_adapter("policy", policy.peft_config[ADAPTER])
         own = {
             name.replace(f".{ADAPTER}.", ".policy."): p
@@ -131,13 +126,13 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
             for name, parameter in found.named_parameters():
                 if name in own:
                     parameter.copy_(own[name])
-        found.add_weighted_adapter([*names, "policy"], [1.0] * len(chain), ADAPTER, "cat")
+        found.add_weighted_adapter(["base", "policy"], [1.0, 1.0], ADAPTER, "cat")
         found.set_adapter(ADAPTER)
         expected = next_token_log_probs(policy, tokens).cpu()
         check_same(expected, next_token_log_probs(found.eval(), tokens), "One LoRA adapter", "the policy")
     except (ValueError, TypeError, RuntimeError, UserError) as error:
         raise UserError(
-            f"The policy's base is the adapter {chain[0]}, and the two are not one LoRA adapter for {plain} "
+            f"The policy's base is the adapter {adapter}, and the two are not one LoRA adapter for {plain} "
             f"({str(error).strip().splitlines()[0]}); save the whole model with pacmr export RUN OUT "
             "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
         ) from None
@@ -146,23 +141,15 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
     found.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
 
 
-def compared_tokens(
-    model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
-) -> Tensor:
+def compared_tokens(model: PreTrainedModel, own: list[int] | dict[str, list[int]] | None = None) -> Tensor:
     """Return (L,) token ids on the CPU for comparing two forms of a model.
 
-    They are from ``pair`` or the whole vocabulary, after some of ``own``, ids that an adapter changes
-    directly.
+    They are from the whole vocabulary, after some of ``own``, ids that an adapter changes directly.
     """
     size = _embeddings(model).num_embeddings
     own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
-    if pair is None:
-        tokens = torch.linspace(0, size - 1, 32, device="cpu").long()
-    else:
-        segments = pair.segment_ids[0]
-        kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
-        tokens = pair.input_ids[0, kept][:CHECKED].cpu()
     # Lightning sets its own device as torch's default.
+    tokens = torch.linspace(0, size - 1, COMPARED, device="cpu").long()
     ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
     return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
 

@@ -33,12 +33,12 @@ from .attention import (
     plain_attention,
     use_attention,
 )
-from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from .base_model import load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
-from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
+from .merged_adapters import save_with_base
 from .middle_states import middle_states
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
@@ -85,10 +85,10 @@ class PolicyModel(Recorded, nn.Module):
             fit only if a step does not fit without it (``modules.micro_batch_finder``).
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
-        layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
-            "packed_shared" puts pairs with a shared prompt into one row without padding (by ``varlen_attn``
-            on a GPU with a half-precision base, else by SDPA for each sequence). "auto" takes it on such a
-            GPU, "separate" with FlashAttention and "shared" otherwise. Any is checked on the longest and
+        layout: "shared" computes a prompt once for both responses; on a GPU with a half-precision base all
+            pairs are then packed into one row without padding (``varlen_attn``), unless ``compile`` or
+            ``attn_implementation`` is set. "separate" runs one sequence a row. "auto" is "shared" with SDPA
+            and eager attention, which take a mask, and else "separate". It is checked on the longest and
             shortest pairs first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
@@ -124,7 +124,7 @@ class PolicyModel(Recorded, nn.Module):
         check_within("(0, inf)", " (Qu et al.: 32)", alpha=alpha)
         check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
-        check_attention(attn_implementation, layout, self.dtype, compile)
+        check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)
         if quantization is not None and compile:
             raise UserError(
@@ -164,23 +164,16 @@ class PolicyModel(Recorded, nn.Module):
         self._plan: AttentionPlan | None = None
         self._checked = (0, 0)
 
-    def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
-        """Load the base and add the adapter, once; ``announce`` prints a summary.
-
-        The reference is compared with the model as named on ``pair``; without it, only merged adapters are.
-        """
+    def build(self, announce: bool = True) -> None:
+        """Load the base and add the adapter, once; ``announce`` prints a summary."""
         if hasattr(self, "peft"):
             return
         exclude_cudnn()
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
         with waiting(f"Loading {self.name}"):
-            base = load_base(self.name, self.dtype, asked, self.quantization, pair)
+            base = load_base(self.name, self.dtype, asked, self.quantization)
         base.requires_grad_(False)
         base.config.use_cache = False
-        expected = None
-        if pair is not None and not is_sharded(next(base.parameters())):
-            tokens = compared_tokens(base, pair)
-            expected = next_token_log_probs(base, tokens)
         self.peft = add_lora(base, self.lora, "lora_options", custom=True)
         check_lora(self.peft)
         # A dict, not submodules: self.peft registers them already.
@@ -190,14 +183,9 @@ class PolicyModel(Recorded, nn.Module):
         }
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
             self._compute_in_base_dtype()
-        if expected is not None:
-            with self.reference():
-                found = next_token_log_probs(self.model, tokens)
-            check_same(expected, found, f"The reference made of {self.name}", f"{self.name} itself")
-        chain = adapter_chain(self.name)
-        if len(chain) > 1:
+        if (plain := plain_model(self.name)) != self.name:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
-                save_with_bases, self.peft, chain
+                save_with_base, self.peft, self.name, plain
             )
         if self.asks_gradient_checkpointing and not self.model.supports_gradient_checkpointing:
             self.gradient_checkpointing = self.asks_gradient_checkpointing = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,9 +95,7 @@ def packed_attention(
         raise ValueError(f"this attention has no {changed[0]}")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     window = options.get("sliding_window")
-    attend: Callable[..., Tensor] = looped_attention
-    if q.is_cuda and q.dtype in HALF:
-        attend = varlen_attn  # type: ignore[assignment]  # returns no tuple, as no more is asked for
+    attend: Callable[..., Any] = varlen_attn
     found = attend(
         q,
         _Keys.apply(k, packing),
@@ -127,39 +124,6 @@ class _Keys(torch.autograd.Function):
         found = gradient.index_select(0, packing.first)
         prompts = found.index_select(0, packing.prompts) + gradient.index_select(0, packing.second)
         return found.index_copy_(0, packing.prompts, prompts), None
-
-
-def looped_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    *longest: int,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, 0),
-    enable_gqa: bool = True,
-) -> Tensor:
-    """Return ``varlen_attn``'s causal result by SDPA, a sequence at a time, on any device and dtype.
-
-    Shapes are (T, H, D), (K, H', D) and (K, H', D); the window's right side is 0.
-    """
-    found = []
-    spans = zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True)
-    for (start, end), (first, last) in spans:
-        queries, keys = end - start, last - first
-        mask = None
-        if queries != keys or -1 < window_size[0] < keys - 1:
-            # The last query attends to the last key.
-            mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
-            if window_size[0] > -1:
-                mask.triu_(keys - queries - window_size[0])
-        q, k, v = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
-        )
-        found.append(out[0].transpose(0, 1))
-    return torch.cat(found)
 
 
 ALL_ATTENTION_FUNCTIONS.register(VARLEN, packed_attention)

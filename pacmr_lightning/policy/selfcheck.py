@@ -15,23 +15,19 @@ from transformers import PreTrainedModel
 
 from ..batch import LogProbs, PairBatch, Segment
 from ..errors import UserError, is_out_of_memory
-from ..memory import free_memory
 from ..numerics import wide
 from ..ranks import max_over_ranks
-from ..strategies.sharding import is_sharded
 from .attention import (
     PLAIN,
     AskedLayout,
     AttentionPlan,
     attention_of,
     attention_plans,
-    is_flash,
     plain_attention,
     use_attention,
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
-from .packed_attention import HALF
 from .rotary import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
 
@@ -71,16 +67,14 @@ def choose_plan(
     The own forward reads one sequence at a time. A plan must give the longest pair's values and gradient, and
     all values in one batch. They are compared with SDPA's plain kernel, since a kernel may be wrong in
     backward only. Large activations may amplify rounding beyond any fixed tolerance. The limit is then
-    ``ROUNDING_FACTOR`` times what rounding changes in the own forward. In half precision this may be too much
-    to reveal a wrong mask, so the plan must also agree with the base cast to fp32. All processes use the same
-    plan.
+    ``ROUNDING_FACTOR`` times what rounding changes in the own forward. All processes use the same plan.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
     pairs = move_data_to_device(batch.extremes(), device)
     check = _PairCheck(model, pairs, score, trusted, compiled)
-    candidates, notes = attention_plans(model, asked, layout, device, compiled)
+    candidates = attention_plans(model, asked, layout, device, compiled)
     was_training = model.training
     model.train()  # as in training, where gradient checkpoints apply; there is no dropout
     try:
@@ -92,33 +86,17 @@ def choose_plan(
                 fault = fault or "it fails in another process"
             if fault is None:
                 if asked == "auto":
-                    rank_zero_info(" ".join([f"Log-probabilities are computed from {plan}.", *notes]))
+                    rank_zero_info(f"Log-probabilities are computed in {plan}.")
                 use_attention(model, plan.attention)
                 return plan
             if following is not None:
-                rank_zero_warn(
-                    f"{name} with {plan.attention} attention does not use the {plan.layout} layout "
-                    f"({fault}); falling back to {following}."
-                )
+                rank_zero_warn(f"{name} does not use {plan} ({fault}); falling back to {following}.")
     finally:
         model.train(was_training)
     raise UserError(
         f"No layout gives {name} with {plan.attention} attention the values of each sequence alone "
         f"({fault}); set attn_implementation to auto or sdpa, or name another model."
     )
-
-
-@contextmanager
-def _weights_in_fp32(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, weights in half precision are fp32, with the same values."""
-    half = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF]
-    try:
-        for tensor, _ in half:
-            tensor.data = tensor.data.float()
-        yield
-    finally:
-        for tensor, dtype in half:
-            tensor.data = tensor.data.to(dtype)
 
 
 @dataclass
@@ -200,12 +178,7 @@ class _PairCheck:
         try:
             use_attention(self.model, plan.attention)
             found = self._computed(plan.layout)
-            if (fault := self._difference(found, truth)) is None:
-                return None
-            if self._fits_fp32():
-                return self._fault_in_fp32(plan) or self._beyond_rounding(found, truth)
-            # No mask of ours could be wrong there.
-            return self._beyond_rounding(found, truth) if plan.layout == "plain" else fault
+            return self._beyond_rounding(found, truth)
         except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
@@ -233,26 +206,6 @@ class _PairCheck:
             drawn = [self._errors(self._computed(None, seed), truth) for seed in range(DRAWS)]
         value, gradient = map(max, zip(*drawn, strict=True))
         return self._difference(found, truth, (value, gradient))
-
-    def _fits_fp32(self) -> bool:
-        """True for a base that is not sharded or quantized, with room for fp32 weights and activations."""
-        weights = list(self.model.parameters())
-        if not all(p.is_floating_point() and not is_sharded(p) for p in weights):
-            return False
-        more = sum(p.numel() * p.element_size() for p in weights if p.dtype in HALF)
-        return free_memory(weights[0].device) >= 2 * more
-
-    def _fault_in_fp32(self, plan: AttentionPlan) -> str | None:
-        if self.model.dtype not in HALF:
-            return None
-        with _weights_in_fp32(self.model):
-            with self.by_trusted_kernels():
-                exact = self._computed(None)
-            # FlashAttention has no fp32.
-            use_attention(self.model, self.attention if is_flash(plan.attention) else plan.attention)
-            fault = self._beyond_rounding(self._computed(plan.layout), exact)
-        use_attention(self.model, plan.attention)
-        return fault and f"in float32 {fault}"
 
     def _looks_ahead(self) -> float:
         """Mean change of the first half's log-probabilities, in nats, with other tokens after it."""

@@ -1,9 +1,9 @@
 """Token layouts of preference pairs, and where responses are predicted.
 
 * shared: a row is prompt + chosen + rejected. Each response attends to the prompt and itself, and its
-  positions continue the prompt's.
+  positions continue the prompt's. On GPUs they are "packed" where that is possible: all pairs in one row
+  without padding, kept apart by an attention of their own.
 * separate: prompt + chosen in the first N rows, prompt + rejected in the last N. Every model supports it.
-* packed_shared: the "shared" rows in one row without padding, kept apart by an attention of their own.
 """
 
 from dataclasses import dataclass, replace
@@ -17,10 +17,8 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 from .packed_attention import Packing
 
-Layout = Literal["shared", "separate", "packed_shared", "plain"]
+Layout = Literal["shared", "packed", "separate", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
-PROMPT_ONCE = ("auto", "shared", "packed_shared")
-"""Values of the option ``layout`` that compute a prompt once for both responses."""
 
 
 @dataclass
@@ -63,8 +61,8 @@ class Rows:
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     """Return the batch in a layout, padded for its device."""
-    if layout == "packed_shared":
-        return packed_shared_rows(batch)
+    if layout == "packed":
+        return packed_rows(batch)
     if layout == "plain":
         return replace(separate_rows(batch), whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
@@ -174,7 +172,7 @@ def separate_rows(batch: PairBatch) -> Rows:
     )
 
 
-def packed_shared_rows(batch: PairBatch) -> Rows:
+def packed_rows(batch: PairBatch) -> Rows:
     """A single row: prompt, chosen and rejected of each pair."""
     rows = shared_rows(batch)
     real = batch.segment_ids != Segment.PAD

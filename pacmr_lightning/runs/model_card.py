@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 from huggingface_hub import ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from jinja2 import StrictUndefined, Template
 
 from ..files import local_path
@@ -15,8 +17,8 @@ from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
 from .finished_run import NO_NOISE, FinishedRun
-from .hub_upload import is_repository
 
+_DATA = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")
 _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
 
 
@@ -36,7 +38,11 @@ def public(value: Any) -> Any:
 
 def on_hub(name: str) -> bool:
     """Return true if a model or dataset of a run is on the Hub, not a local folder."""
-    return is_repository(name) and not local_path(name).exists()
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not local_path(name).exists()
 
 
 def model_card(
@@ -61,9 +67,13 @@ def model_card(
         use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
         # The base's generation config lacks the policy's end tokens.
         use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
-    settings = yaml.safe_dump(
-        _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
-    )
+    given, policy = run.model["init_args"], run.model["init_args"]["policy"]["init_args"]
+    objective = {"class": type(module.objective).__name__, "beta": module.objective.beta}
+    chosen = {**given, "method": module.method, "objective": given.get("objective") or objective}
+    chosen |= {"weighting": weighting_settings(run, module), "policy": policy}
+    chosen |= {"data": {key: options.get(key) for key in _DATA}}
+    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None}
+    settings = yaml.safe_dump(public(chosen), width=100, **style)
     noise = {key: options[key] for key in NO_NOISE if options.get(key)}
     counts = ((summary or {}).get("counts") or {}).items()
     names = ("pacmr-lightning", "torch", "transformers", "peft")
@@ -82,7 +92,7 @@ def model_card(
         name=json.dumps(name, ensure_ascii=False),
         **use,
         local_base=hub_base is None and not merged,
-        quantized=run.model["init_args"]["policy"]["init_args"].get("quantization"),
+        quantized=policy.get("quantization"),
         merged=merged,
         dtype=dtype,
         source=public(options["source"]),
@@ -118,26 +128,6 @@ def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, 
     classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
     given = public(run.model["init_args"].get("weighting") or {})
     return {"class": type(module.weighting).__name__, **classes, **given}
-
-
-def _settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
-    left_out = {"policy", "objective", "weighting", "method"}
-    left_out |= {"max_new_tokens", "micro_batch_size", "micro_batch_tokens"}
-    model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
-    lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")
-    data = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")
-    policy = run.model["init_args"]["policy"]["init_args"]
-    return public(
-        {
-            "method": module.method,
-            "objective": {"class": type(module.objective).__name__, "beta": module.objective.beta}
-            | public(run.model["init_args"].get("objective") or {}),
-            "weighting": weighting_settings(run, module),
-            **model,
-            "policy": {key: policy.get(key) for key in lora},
-            "data": {key: run.data["init_args"].get(key) for key in data},
-        }
-    )
 
 
 def _metrics(summary: dict[str, Any] | None, step: int) -> dict[str, Any]:

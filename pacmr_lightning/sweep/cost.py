@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from ..policy.base_model import parameter_count
-from ..policy.token_layout import PROMPT_ONCE
 from .cells import Cell
 from .spec import LLAMA, Sweep, Workload
 
@@ -33,7 +32,7 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
         passes, once = forward_passes(work, configs[cell.variant])
         policy = configs[cell.variant].model.init_args.policy.init_args
         tokens = work.prompt_tokens + 2 * work.response_tokens
-        if policy.layout not in PROMPT_ONCE:
+        if policy.layout == "separate":
             tokens += work.prompt_tokens
         total += 2 * size * tokens * (passes + max(0, once - cached))
         cached = max(cached, once)

@@ -43,8 +43,12 @@ WEIGHTS = {
     f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 3, itemgetter(f"weight_mean_{kind}"))
     for kind in ("unflipped", "flipped")
 }
-"""Measures without a direction, with ``KL``."""
-NUMBERS = MEASURES | KL | WEIGHTS
+VNET = {
+    "vnet_updates": Measure("VNet's updates", 1, lambda s: s.get("vnet_updates")),
+    "vnet_skipped": Measure("skipped", 1, lambda s: s.get("vnet_skipped")),
+}
+"""Measures without a direction, with ``KL`` and ``WEIGHTS``."""
+NUMBERS = MEASURES | KL | WEIGHTS | VNET
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""

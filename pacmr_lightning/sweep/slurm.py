@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,7 +17,6 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files import write_text
 from . import runner, state, worker
 from .cells import Cell
 from .spec import Sweep
@@ -32,8 +30,6 @@ TIMEOUTS = 20
 """Times that a job is queued again at the end of its time; preemptions do not count."""
 NOTICE = 300
 """Seconds before the end of its time at which a job saves its state; at most a quarter of the time."""
-PREPARED = "prepare-job.txt"
-"""Id of the job that makes the preparations."""
 ENDED = {
     "BOOT_FAIL": "its node failed to boot",
     "CANCELLED": "cancelled",
@@ -57,26 +53,24 @@ class SlurmOptions:
         partition: partition of the jobs.
         account: account to charge.
         time: limit of a job, h:m:s. At its end a job saves its state, is queued again and goes on.
-        cells_per_job: cells that one job runs, one after the other.
         sbatch: other options of sbatch, such as '{"mem": "64G", "constraint": "h100"}'.
     """
 
     partition: str | None = None
     account: str | None = None
     time: timedelta = timedelta(hours=24)
-    cells_per_job: int = 1
     sbatch: dict[str, Any] = field(default_factory=dict)
 
 
 def submit(
     sweep: Sweep, left: Sequence[Cell], options: SlurmOptions, jobs: int | None, cluster: str = "slurm"
 ) -> None:
-    """Submit the missing preparations as one job, and the cells as an array that waits for it.
+    """Submit the cells whose predecessors are done as an array of jobs, of which ``jobs`` run at once.
 
-    At most ``jobs`` jobs run at once. ``cluster`` is submitit's name of it.
+    ``cluster`` is submitit's name of it.
 
     Raises:
-        UserError: submitit or SLURM is missing, or SLURM refuses a job.
+        UserError: a preparation, submitit or SLURM is missing, or SLURM refuses a job.
     """
     try:
         import submitit
@@ -86,23 +80,27 @@ def submit(
             "pip install 'pacmr-lightning[slurm]'."
         ) from None
     seconds = round(options.time.total_seconds())
-    if seconds < 60 or options.cells_per_job < 1:
-        raise UserError(
-            f"--slurm.time is {options.time} and --slurm.cells_per_job {options.cells_per_job}, but they "
-            "must be at least 0:01:00 and 1."
-        )
+    if seconds < 60:
+        raise UserError(f"--slurm.time is {options.time}, but it must be at least 0:01:00.")
     output = Path(sweep.output)
     notice = min(NOTICE, seconds // 4)
     with runner.only_one(output):
         # Another command may have submitted some since.
         left = [cell for cell in left if state.state_of(cell) != "submitted"]
-        groups = _groups(left, options.cells_per_job)
-        missing = any(not Path(preparation.output).exists() for preparation in sweep.preparations())
-        if not groups and not missing:
+        for cell in left:
+            if cell.after and not state.ready(cell):
+                print(f"{cell.name} is not submitted: {cell.after.name} is not done")
+        left = [cell for cell in left if state.ready(cell)]
+        if not left:
             return
+        for preparation in sweep.preparations():
+            if not Path(preparation.output).exists():
+                raise UserError(
+                    f"{preparation.output} is missing, which the cells need; make it in a job of its own "
+                    f"(pacmr {preparation.command}), and give this command again."
+                )
         try:
             executor = submitit.AutoExecutor(output / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
-            sbatch: dict[str, Any] = {"requeue": True, **options.sbatch}
             executor.update_parameters(
                 name=output.name,
                 timeout_min=ceil(seconds / 60),
@@ -113,57 +111,24 @@ def submit(
                 slurm_account=options.account,
                 slurm_signal_delay_s=notice,
                 slurm_array_parallelism=jobs or len(left),
-                slurm_additional_parameters=sbatch,
+                slurm_additional_parameters={"requeue": True, **options.sbatch},
             )
-            if missing:
-                made = _preparing(output)
-                if made is None:
-                    made = executor.submit(Job(sweep, left, notice, prepares=True)).job_id
-                    write_text(output / PREPARED, made)
-                    print(f"Submitted the preparations as job {made}")
-                sbatch |= {"dependency": f"afterok:{made}", "kill-on-invalid-dep": "yes"}
-                executor.update_parameters(slurm_additional_parameters=sbatch)
-            if not groups:
-                return
-            started = executor.submit_array([Job(sweep, group, notice) for group in groups])
+            started = executor.submit_array([Job(sweep, cell, notice) for cell in left])
         except (RuntimeError, submitit.core.utils.FailedJobError) as error:
             raise UserError(f"SLURM takes no jobs here: {str(error).strip() or 'sbatch failed'}") from None
-        for job, group in zip(started, groups, strict=True):
-            for cell in group:
-                state.submitted(cell, job.job_id)
-    count = sum(map(len, groups))
-    print(f"Submitted {count} cells as {len(groups)} jobs; the same command shows their state.")
-
-
-def _groups(left: Sequence[Cell], least: int) -> list[list[Cell]]:
-    """Return the cells of each job: at least ``least``, and a cell with its predecessor's."""
-    chains: dict[Path, list[Cell]] = {}
-    for cell in left:
-        if cell.after and cell.after in chains:
-            chains[cell.folder] = chains[cell.after]
-        elif state.ready(cell):
-            chains[cell.folder] = []
-        else:
-            assert cell.after is not None
-            print(f"{cell.name} is not submitted: {cell.after.name} is not done")
-            continue
-        chains[cell.folder].append(cell)
-    groups: list[list[Cell]] = []
-    for chain in {id(chain): chain for chain in chains.values()}.values():
-        if not groups or len(groups[-1]) >= least:
-            groups.append([])
-        groups[-1] += chain
-    return groups
+        for job, cell in zip(started, left, strict=True):
+            state.submitted(cell, job.job_id)
+    print(f"Submitted {len(left)} cells; the same command shows their state.")
 
 
 class Job:
-    """A job's cells, one after the other, or all preparations; submitit pickles and calls it.
+    """A cell's job; submitit pickles and calls it.
 
     At submitit's signal, and at SIGTERM, the run saves its state; a job that is queued again goes on.
     """
 
-    def __init__(self, sweep: Sweep, cells: Sequence[Cell], notice: int, prepares: bool = False):
-        self.sweep, self.cells, self.notice, self.prepares = sweep, list(cells), notice, prepares
+    def __init__(self, sweep: Sweep, cell: Cell, notice: int):
+        self.sweep, self.cell, self.notice = sweep, cell, notice
         self.process: BaseProcess | None = None
         self.stopped = False
 
@@ -171,33 +136,21 @@ class Job:
         """Run what is left."""
         from submitit import JobEnvironment
 
-        job = JobEnvironment().job_id
+        job, cell = JobEnvironment().job_id, self.cell
         signal.signal(signal.SIGTERM, self._stop)
         os.environ["OMP_NUM_THREADS"] = str(self.sweep.threads)
-        if self.prepares:
-            try:
-                runner.prepare(self.sweep, self._run)
-            except UserError as error:
-                for cell in [] if self.stopped else self.cells:
-                    state.give_up(cell, str(error))
-                raise
-            return
         for _ in range(60):  # the records are written after the submission
-            if state.job_of(self.cells[-1]):
+            if state.job_of(cell):
                 break
             sleep(1)
-        for cell in self.cells:
-            while not self.stopped and state.state_of(cell) == "submitted" and state.job_of(cell) == job:
-                if not state.ready(cell):
-                    state.give_up(cell, f"{cell.after} failed")
-                    continue
-                try:
-                    status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
-                except UserError as error:  # such as too few GPUs
-                    state.give_up(cell, str(error))
-                    continue
-                if not self.stopped:
-                    state.end(cell, status)
+        while not self.stopped and state.state_of(cell) == "submitted" and state.job_of(cell) == job:
+            try:
+                status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
+            except UserError as error:  # such as too few GPUs
+                state.give_up(cell, str(error))
+                return
+            if not self.stopped:
+                state.end(cell, status)
 
     def _run(self, commands: list[list[str]], log: Path) -> int:
         """Run commands as ``worker.start`` does, and return the exit status."""
@@ -225,28 +178,18 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
             self.process.join(0.8 * self.notice)
-        return DelayedSubmission(Job(self.sweep, self.cells, self.notice, self.prepares))
+        return DelayedSubmission(Job(self.sweep, self.cell, self.notice))
 
 
 def refresh(cells: Iterable[Cell]) -> dict[str, str]:
     """Record in the cells' folders which jobs ended without a record; return the states of others by id."""
-    jobs = defaultdict(list)
-    for cell in cells:
-        if job := state.job_of(cell, or_killed=True):
-            jobs[job].append(cell)
+    jobs = {job: cell for cell in cells if (job := state.job_of(cell, or_killed=True))}
     found = _states(list(jobs))
     for job, word in found.items():
-        for cell in jobs[job]:
-            # A killed run may have been out of memory.
-            if word in ENDED and (state.job_of(cell) or word == "OUT_OF_MEMORY"):
-                state.give_up(cell, f"job {job}: {ENDED[word]}")
+        # A killed run may have been out of memory.
+        if word in ENDED and (state.job_of(jobs[job]) or word == "OUT_OF_MEMORY"):
+            state.give_up(jobs[job], f"job {job}: {ENDED[word]}")
     return {job: word for job, word in found.items() if word not in ENDED}
-
-
-def _preparing(output: Path) -> str | None:
-    """Return the id of the job that makes the preparations, if it has not ended."""
-    job = (output / PREPARED).read_text() if (output / PREPARED).exists() else ""
-    return job if _states([job] if job else []).get(job, "UNKNOWN") not in ENDED else None
 
 
 def _states(jobs: Sequence[str]) -> dict[str, str]:

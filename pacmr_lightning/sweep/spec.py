@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError
 
-from ..errors import UserError, check_at_least, check_within
+from ..errors import UserError, check_at_least, check_rates
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
@@ -91,8 +91,6 @@ class Workload:
     """Pairs per validation, unless the trainer limits it."""
     coverage: float = 1.0
     """Share of the meta-batch that passes the threshold."""
-    gpu_hour: float | None = None
-    """Price of an hour of one GPU, in any currency."""
 
 
 @dataclass
@@ -279,7 +277,7 @@ def _check_values(sweep: Sweep, path: str) -> None:
     for seed in sweep.seeds:
         check_at_least(0, **{f"{path}: one of seeds": seed})
     for rate in sweep.noise_rates:
-        check_within("[0, 1)", "; use 0.2 for 20%", **{f"{path}: one of noise_rates": rate})
+        check_rates(**{f"{path}: one of noise_rates": rate})
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
     options = [sweep.options, *(m.options | m.vary for m in sweep.methods.values())]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +15,7 @@ from .results import (
     GREEK,
     MEASURES,
     NUMBERS,
+    VNET,
     WEIGHTS,
     differences,
     option_columns,
@@ -69,8 +69,6 @@ class Table:
     caption: str
     headings: list[tuple[str, str]]
     rows: list[list[Entry]]
-    rules: tuple[int, ...] = ()
-    """Rows preceded by a line in LaTeX."""
 
     def __post_init__(self) -> None:
         self._flat = [f"{group}, {own}" if group else own for group, own in self.headings]
@@ -88,21 +86,20 @@ class Table:
 
     def latex(self) -> str:
         """Return a booktabs table in the layout of Qu et al."""
-        kinds = "".join("c" if number else "l" for number in self._numbers)
-        lines = [r"\begin{table*}[!t]", r"\centering", rf"\caption{{{_escape(self.caption)}.}}"]
-        lines += [rf"\label{{tab:{self.name}}}", r"\small", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
-        groups, rules, column = [], [], 1
-        for group, members in groupby(group for group, _ in self.headings):
-            size = len(list(members))
-            groups += [rf"\multicolumn{{{size}}}{{c}}{{{_escape(group)}}}"] if group else [""] * size
-            rules += [rf"\cmidrule(lr){{{column}-{column + size - 1}}}"] if group else []
-            column += size
-        lines += [" & ".join(groups) + r" \\", "".join(rules)] if rules else []
-        lines += [" & ".join(_escape(own) for _, own in self.headings) + r" \\", r"\midrule"]
-        for i, row in enumerate(self.rows):
-            lines += [r"\midrule"] * (i in self.rules)
-            lines.append(" & ".join(map(_latex, row)) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
+        headings = [tuple(map(_escape, heading)) for heading in self.headings]
+        grouped = any(group for group, _ in headings)
+        columns = pd.MultiIndex.from_tuples(headings) if grouped else [own for _, own in headings]
+        frame = pd.DataFrame([list(map(_latex, row)) for row in self.rows], columns=columns)
+        return frame.style.hide(axis="index").to_latex(
+            environment="table*",
+            position="!t",
+            position_float="centering",
+            caption=f"{_escape(self.caption)}.",
+            label=f"tab:{self.name}",
+            column_format="".join("c" if number else "l" for number in self._numbers),
+            multicol_align="c",
+            hrules=True,
+        )
 
     def csv(self) -> str:
         """Return unrounded numbers, each followed by its standard error, and its interval if known."""
@@ -156,7 +153,10 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     if sweep.evaluate is not None:
         judged = pooled(sweep, done, {cell.name: row_label(sweep, cell) for cell in done})
         texts["win-rates.csv"] = judged.to_csv(index=False)
-    page = write(folder, tables(sweep, frame, judged), texts)
+    idle = frame[frame["vnet_updates"].eq(0)]
+    names = [f"{row['row']} at {row['noise']:.0%}, seed {row['seed']}" for _, row in idle.iterrows()]
+    note = f"VNet made no update in: {'; '.join(names)}. Their weights never changed.\n\n" if names else ""
+    page = write(folder, tables(sweep, frame, judged), texts, note)
     draw_all(sweep, frame, folder / "figures")
     return page
 
@@ -196,10 +196,10 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
             symbols = " and ".join(GREEK.get(option, option) for option in options)
             caption = f"{method.label or name} over {symbols}; {over}"
             found.append(_by_noise("-".join([name, *options]), caption, part, numbers, options))
-    weighted = frame[frame["flip_auroc"].notna()]
+    weighted = frame[frame[["flip_auroc", "vnet_updates"]].notna().any(axis=1)]
     if len(weighted):
-        caption = f"Mean weights of unflipped and flipped training pairs; {over}"
-        measures = [*WEIGHTS, "weight_gap"]
+        caption = f"Mean weights of unflipped and flipped training pairs, and VNet's updates; {over}"
+        measures = [*WEIGHTS, "weight_gap", *VNET]
         found.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
     if anchor:
         gaps = differences(frame).rename(columns={"first": "row"})
@@ -232,7 +232,7 @@ def _by_method(
         [row, *(_value(numbers, row, *column, row in best.get(column, ()), signed) for column in asked)]
         for row in rows["row"]
     ]
-    return Table(name, caption, headings, entries, () if rows["bound"].nunique() == 1 else (len(fair),))
+    return Table(name, caption, headings, entries)
 
 
 def _by_noise(

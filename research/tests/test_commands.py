@@ -10,7 +10,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nmain = " in path.
 
 
 def test_all_experiments_are_found():
-    assert len(NAMES) == 11
+    assert len(NAMES) == 10
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,7 +26,6 @@ def test_help_and_index(name, capsys):
     ("words", "message"),
     [
         (["frontier", "nowhere.yaml"], "The sweep file nowhere.yaml cannot be read"),
-        (["told_share", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--numbers", "x.csv"], "give both"),
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
         (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),

@@ -12,7 +12,9 @@ import transformers
 
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, attention, packed_attention
+
+from .policy.looped_attention import looped_attention
 
 VOCABULARY = 61
 SHAPE = {
@@ -78,13 +80,30 @@ def save_model(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def make_policy(save_model: Callable[..., str]) -> Callable[..., PolicyModel]:
-    """A built policy; ``moved`` randomizes LoRA's B, so that the policy differs from the reference."""
+def packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Packs shared rows, as on a GPU with a base in half precision."""
+
+    def pack() -> None:
+        monkeypatch.setattr(attention, "packs", lambda *_: True)
+        monkeypatch.setattr(packed_attention, "varlen_attn", looped_attention)
+
+    return pack
+
+
+@pytest.fixture
+def make_policy(save_model: Callable[..., str], packed: Callable[[], None]) -> Callable[..., PolicyModel]:
+    """A built policy; ``moved`` randomizes LoRA's B, so that the policy differs from the reference.
+
+    The layout "packed" is "shared" on a GPU.
+    """
 
     def make(
         name: str = "llama", *, moved: bool = True, double: bool = False, **options: object
     ) -> PolicyModel:
         changes = options.pop("changes", {})
+        if options.get("layout") == "packed":
+            packed()
+            options["layout"] = "shared"
         policy = PolicyModel(save_model(name, **changes), **{"rank": 4, "alpha": 8, **options})
         policy.build()
         if double:

@@ -1,17 +1,16 @@
-"""``pacmr compare --output``: distances between known functions, the page's files, and what it refuses."""
+"""``pacmr compare --output``: the page's files, and what it refuses."""
 
 from functools import partial
 
 import matplotlib.image
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.special import expit
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.analysis.surface_page import run_names, surface_differences, write_surface_page
+from pacmr_lightning.analysis.surface_page import run_names, write_surface_page
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.errors import UserError
@@ -36,61 +35,6 @@ def surface(
     return Surface(step, "pacmr", task, noise, *axes, a, b, density(visits, *axes), visits)
 
 
-def softplus(x):
-    return np.log1p(np.exp(x))
-
-
-def test_distance_of_shifted_sigmoids():
-    first, second = surface(points=401), surface(offset=-1.0, points=401)
-    found = surface_differences(first, second)
-    # |sigmoid(u) - sigmoid(u - 1)| is largest at u = 1/2; its mean over [-4, 4] is an integral of sigmoids.
-    mean = (softplus(4) - softplus(-4) - softplus(3) + softplus(-5)) / 8
-    assert found["max"] == pytest.approx(np.tanh(0.25), rel=1e-4)
-    assert found["mean"] == pytest.approx(mean, rel=5e-3)
-    assert 0.9 < found["correlation"] < 1
-    assert found["common"] == 1.0
-    assert surface_differences(second, first) == pytest.approx(found)
-
-
-def test_distance_of_a_surface_from_itself_its_mirror_and_a_constant():
-    one = surface(slope=lambda delta, u: 1 + 0.1 * delta, points=31)
-    same = surface_differences(one, one)
-    assert same["mean"] == same["max"] == 0.0
-    assert same["correlation"] == pytest.approx(1)
-    mirrored = surface_differences(one, surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31))
-    assert mirrored["correlation"] == pytest.approx(-1)
-    # |2 sigmoid(h) - 1| at the corner with the largest h = 1.2 * 4.
-    assert mirrored["max"] == pytest.approx(2 * expit(4.8) - 1, rel=1e-6)
-    flat = surface_differences(surface(), surface(slope=0.0))
-    assert np.isnan(flat["correlation"]) and flat["max"] == pytest.approx(expit(4) - 0.5)
-
-
-def test_distance_over_the_common_part_of_unequal_grids():
-    def slope(delta, u):
-        return 1 + 0.05 * delta
-
-    first = surface(slope, delta=(-6, 2), side=4.0, points=201)
-    second = surface(slope, delta=(-2, 10), side=2.0, points=121)
-    found = surface_differences(first, second)
-    # One function: what is left is the error of linear interpolation between unlike points.
-    assert found["max"] < 2e-4
-    # Delta in [-2, 2] and u in [-2, 2]: 16 of the first's 64 and of the second's 48.
-    assert found["common"] == pytest.approx(16 / 48)
-    apart = surface_differences(first, surface(delta=(3, 10)))
-    assert np.isnan([apart[name] for name in ("mean", "max", "correlation")]).all()
-    assert apart["common"] == 0.0
-
-
-def test_scaling_brings_together_what_differs_by_its_unit():
-    first = surface(delta=(-6, 2), side=4.0)
-    second = surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh")
-    assert surface_differences(first, second)["max"] > 0.3
-    # Visits of the helper scale with the grid, so both are one function of u / std(u).
-    scaled = surface_differences(first, second, scaled=True)
-    assert scaled["max"] < 1e-5
-    assert scaled["common"] == pytest.approx(1, abs=1e-4)
-
-
 @pytest.fixture
 def runs(tmp_path):
     for noise, offset in ((0.4, -0.5), (0.2, 0.0), (0.3, -0.2)):
@@ -101,46 +45,24 @@ def runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_of_three_runs(runs, tmp_path, capsys):
+def test_the_page_of_three_runs(runs, tmp_path):
     main([*runs, "--output", str(tmp_path / "out" / "page.png")])
-    printed = capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"page.png", "page.pdf", "page.csv"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"page.png", "page.pdf"}
     image = matplotlib.image.imread(tmp_path / "out" / "page.png")
     assert image.shape[0] > 2000 and image[..., :3].std() > 0.05
     assert (tmp_path / "out" / "page.pdf").read_bytes().startswith(b"%PDF")
-    table = pd.read_csv(tmp_path / "out" / "page.csv")
-    assert table["first"].tolist() == ["20% noise", "20% noise", "30% noise"]
-    assert table["second"].tolist() == ["30% noise", "40% noise", "40% noise"]
-    assert (table[["first_step", "second_step"]] == 200).all(axis=None)
-    assert table["scale"].unique().tolist() == ["as is"]
-    expected = surface_differences(load_surface(runs[1]), load_surface(runs[2]))
-    assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
-    assert f"{expected['mean']:.3f}" in printed
-    assert "20% noise - 30% noise" in printed
-    earlier = write_surface_page(runs, str(tmp_path / "earlier.pdf"), 100)
-    assert (earlier[["first_step", "second_step"]] == 100).all(axis=None)
+    write_surface_page(runs, str(tmp_path / "earlier.pdf"), 100)
     assert (tmp_path / "earlier.png").exists()
 
 
-def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
-    save_surface(surface(), tmp_path / "tldr")
-    save_surface(surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh"), tmp_path / "hh")
-    main([str(tmp_path / "tldr"), str(tmp_path / "hh"), "--output", str(tmp_path / "page.png")])
-    table = pd.read_csv(tmp_path / "page.csv")
-    assert table["scale"].tolist() == ["as is", "sd"]
-    assert table["first"].tolist() == ["tldr, 30% noise"] * 2
-    assert table["max"][1] < 1e-5 < 0.3 < table["max"][0]
-    assert "scale sd:" in capsys.readouterr().err
-
-
-def test_one_run_has_no_table(runs, tmp_path, capsys):
+def test_one_run(runs, tmp_path, capsys):
     """Runs that have not finished are drawn; one that has no VNet is in the table alone."""
     plain = tmp_path / "dpo"
     plain.mkdir()
     (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}, "val_accuracy": 0.875}')
     cli.main(["compare", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
     printed = capsys.readouterr().out
-    assert "0.875" in printed and "common" not in printed and printed.count("pacmr") == 0
+    assert "0.875" in printed and printed.count("pacmr") == 0
     assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()
 
 

@@ -211,19 +211,6 @@ def test_design_effect():
     assert design_effect(values, np.zeros(500, int)) == 500 and design_effect(np.ones(5), np.arange(5)) == 1
 
 
-def test_tenths():
-    rng = np.random.default_rng(6)
-    u = np.where(rng.random(3000) < 0.25, -4, 4) + rng.standard_normal(3000)
-    found = agreement(u, np.arange(3000), resamples=2)
-    tenths = found.tenths
-    assert len(tenths) == 10 and tenths["size"].is_monotonic_increasing
-    assert tenths["agreeing"].mean() == pytest.approx((u > 0).mean())
-    p = tenths["agreeing"]
-    np.testing.assert_allclose(tenths["stderr"], np.sqrt(p * (1 - p) / 299), rtol=1e-6)
-    middle = found.rate + (1 - 2 * found.rate) * expit(tenths["size"])
-    np.testing.assert_allclose(tenths["fitted"], middle, atol=0.01)
-
-
 # Judges
 
 
@@ -264,8 +251,6 @@ def test_reliabilities_are_recovered():
     counts = table[["for_label", "against_label", "none"]].to_numpy()
     assert counts.sum(1).tolist() == [4000] * 3
     assert counts[:, 0].tolist() == (votes.verdicts > 0).sum(0).tolist()
-    # The curve of the combined log-odds has the same rate.
-    assert found.tenths["agreeing"].to_numpy() == pytest.approx(found.tenths["fitted"].to_numpy(), abs=0.06)
     given = agreement(u, prompts, votes, known=0.3, resamples=2)
     assert calibrated(given.p, right, 0.05)
 

@@ -111,18 +111,6 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     np.testing.assert_allclose(found, table["p_majority"][found.index], rtol=1e-5)
 
 
-def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
-    words = options(run, cleaned="cleaned.jsonl", action="drop", push_cleaned="me/pairs")
-    cli.main(["audit", "adapter", *words])
-    found = hub.files["dataset", "me/pairs"]
-    assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
-    card = " ".join(found["README.md"].decode().split())
-    assert "Preference pairs of train.jsonl after a label audit" in card
-    assert (
-        "pacmr audit adapter --source Files ... --output found --beta 1.0 --noise_rate 0.3 --cleaned" in card
-    )
-
-
 def by_one_word(number: int, wrong: bool) -> dict:
     sides = [f" a golden {number % 7}", f" a hollow {number % 5}"][:: -1 if wrong else 1]
     return {"id": str(number), "prompt": f"Number {number}:", "chosen": sides[0], "rejected": sides[1]}
@@ -187,8 +175,6 @@ def test_from_python(finished, train_file, tmp_path):
     unknown = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output))
     assert unknown.noise_rate is None and "cannot be predicted from the scores" in unknown.statement
     assert unknown.suspected.empty and unknown.with_texts().columns.tolist()[3:] == SIDES
-    with pytest.raises(UserError, match="No cleaned pairs were written"):
-        unknown.push("me/pairs")
 
 
 SIDES = ["prompt", "chosen", "rejected"]

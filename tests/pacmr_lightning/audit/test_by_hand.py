@@ -1,6 +1,8 @@
 """Decisions by hand, applied by an audit; the truth of planted flips decides on the sample."""
 
+import html
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.combination import VIEWS
-from pacmr_lightning.audit.decisions import random_sample
+from pacmr_lightning.audit.decisions import SampleEstimate, random_sample
 from pacmr_lightning.audit.pipeline import conclude
 from pacmr_lightning.audit.scored_pairs import ScoredPairs
 from pacmr_lightning.batch import LogProbs
@@ -68,7 +70,7 @@ def said_by(capsys):
 
 
 def test_a_sample_tells_the_share(audit, plain, capsys):
-    assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
+    assert "decision" not in plain
     # Suspected labels that were picked are all wrong, and must not count in the sample's own share.
     picked = [{"id": name, "decision": "swap"} for name in plain.index[plain["flipped"]][:200]]
     known = {row["id"] for row in audit.drawn}
@@ -77,12 +79,10 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     table = audit(decisions=audit.decide("sample.jsonl", rows))
     said = said_by(capsys)
     count = sum(audit.wrong[row["id"]] for row in audit.drawn)
-    sample = pd.read_csv(audit.folder / "sample.csv").iloc[0]
-    assert (sample["wrong"], sample["right"]) == (count, SAMPLE - count)
-    assert sample["share_wrong"] == pytest.approx(count / SAMPLE)
-    assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
+    low, high = SampleEstimate(count, SAMPLE - count, 0, 0).interval
+    assert low < sum(audit.wrong.values()) / N < high
     share = f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong: "
-    share += f"{count / SAMPLE:.1%} (95% interval {sample['low']:.1%} to {sample['high']:.1%})."
+    share += f"{count / SAMPLE:.1%} (95% interval {low:.1%} to {high:.1%})."
     assert share in said and share in (audit.folder / "report.html").read_text()
     assert f"The score is learned from {len(rows)} decisions: " in said
 
@@ -94,8 +94,6 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     # The other views are zero here, so that the other pairs keep their p.
     rest = [name for name in table.index if name not in sure]
     assert (table["p"][rest] - plain["p"][rest]).abs().max() < 0.01
-    audit()
-    assert not (audit.folder / "sample.csv").exists(), "the last audit knew of no sample"
 
 
 def test_few_decisions(audit, plain, capsys):
@@ -104,7 +102,7 @@ def test_few_decisions(audit, plain, capsys):
     table = audit(decisions=audit.decide("few.jsonl", few))
     said = said_by(capsys)
     assert "10 labels are decided as right or wrong; from 30 on they also improve the score." in said
-    assert "randomly sampled labels" not in said and not (audit.folder / "sample.csv").exists()
+    assert "randomly sampled labels" not in said
     rest = [name for name in table.index if name not in {row["id"] for row in few}]
     assert table["p"][rest].to_dict() == plain["p"][rest].to_dict()
 
@@ -152,17 +150,13 @@ def test_weights_of_decided_pairs(audit, make_batch):
 
 
 def test_a_sample_to_read(audit):
-    tasks = audit.folder / "tasks.json"
-    table = audit(top=5, sample=7, label_studio=str(tasks))
+    table = audit(top=5, sample=7)
     drawn = random_sample(audit.pairs["id"].tolist(), 7)
-    found = [task["data"] for task in json.loads(tasks.read_text())]
-    suspected = [name for name in table.index[:5] if name not in drawn]
-    assert [task["pair"] for task in found] == [*drawn, *suspected]
-    assert [task["sample"] for task in found] == [True] * 7 + [False] * len(suspected)
-    for task in found:
-        row, swapped = row_of(int(task["pair"].removeprefix("pair-"))), audit.wrong[task["pair"]]
-        sides = (row["rejected"], row["chosen"]) if swapped else (row["chosen"], row["rejected"])
-        assert (task["prompt"], task["chosen"], task["rejected"]) == (row["prompt"], *sides)
-        assert task["observed"] == ("rejected" if swapped else "chosen")
     page = (audit.folder / "report.html").read_text()
+    found = [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', page)]
+    suspected = [name for name in table.index[:5] if name not in drawn]
+    assert [pair["id"] for pair in found] == [*drawn, *suspected]
+    assert [pair["sample"] for pair in found] == [True] * 7 + [False] * len(suspected)
+    for pair in found:
+        assert pair["observed"] == ("rejected" if audit.wrong[pair["id"]] else "chosen")
     assert page.count("<article") == len(found) and "random pair 7 of 7" in page

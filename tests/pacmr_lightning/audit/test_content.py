@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit.decisions import CONTROL
 from pacmr_lightning.commands.refine import refine
 
 from ...conftest import read_lines, write_lines
@@ -38,7 +37,7 @@ def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
 
     for seed in (1, 2):
         write_lines(tmp_path / f"{seed}.jsonl", rows_of(seed))
-        cli.main(audit(seed, f"audit{seed}", "--sample", "5", "--label_studio", f"tasks{seed}.json"))
+        cli.main(audit(seed, f"audit{seed}", "--sample", "5"))
     pages = [Path(f"audit{seed}/report.html").read_text() for seed in (1, 2)]
     first, second = (re.search('data-labels="(.*?)"', page)[1] for page in pages)
     assert first != second
@@ -47,15 +46,11 @@ def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
 
     listed = [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', pages[0])][:8]
     decided = write_lines(tmp_path / "decided.jsonl", [pair | {"decision": "unsure"} for pair in listed])
-    tasks = json.loads(Path("tasks1.json").read_text())[:3]
-    result = {"result": [{"from_name": CONTROL, "value": {"choices": ["unsure"]}}]}
-    Path("export.json").write_text(json.dumps([task | {"annotations": [result]} for task in tasks]))
-    for file in (str(decided), "export.json"):
-        capsys.readouterr()
-        said = refused(capsys, *audit(2, "other", "--decisions", file, "--cleaned", "cleaned.jsonl"))
-        assert "but that pair has other texts here" in said and not Path("cleaned.jsonl").exists()
-        cli.main(audit(1, "same", "--decisions", file))
-        assert "name no hash" not in capsys.readouterr().err
+    capsys.readouterr()
+    said = refused(capsys, *audit(2, "other", "--decisions", str(decided), "--cleaned", "cleaned.jsonl"))
+    assert "but that pair has other texts here" in said and not Path("cleaned.jsonl").exists()
+    cli.main(audit(1, "same", "--decisions", str(decided)))
+    assert "name no hash" not in capsys.readouterr().err
     by_hand = [{"id": pair["id"], "decision": "unsure"} for pair in listed]
     cli.main(audit(2, "by hand", "--decisions", str(write_lines(tmp_path / "hand.jsonl", by_hand))))
     said = " ".join(capsys.readouterr().err.split())

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.agreement import Votes, agreement
-from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, find, same_number
+from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, find
 from pacmr_lightning.audit.scorers import NAMES, SCORES
 
 from .test_agreement import scores
@@ -32,13 +32,8 @@ def test_compare_by_hand():
 
 @pytest.mark.parametrize("flags", [[None] * 3, [False] * 3, [True] * 3])
 def test_nothing_to_divide_by(flags):
-    found = table(flags, [same_number("m", np.arange(3.0), 0)]).loc["m"]
+    found = table(flags, [Detector("m", np.arange(3.0), np.zeros(3, dtype=bool))]).loc["m"]
     assert found["suspected"] == 0 and np.isnan(found["auroc"]) and np.isnan(found["precision"])
-
-
-def test_same_number():
-    method = same_number("m", np.array([1.0, 3.0, 2.0, 3.0]), 2)
-    assert method.suspected.tolist() == [False, True, False, True]
 
 
 def test_confident_learning():
@@ -103,8 +98,8 @@ def test_findings(scorer):
     share, low, high = found.contradicted
     assert low < share < high and share == pytest.approx(1 - found.pairs["p"][suspect].mean(), abs=1e-6)
     methods = found.methods["method"].tolist()
-    assert methods[0] == NAMES[scorer] and {"loss", "u", "cross-fitted u", "weight"} < set(methods)
-    assert found.methods["precision"].gt(0.6).sum() >= 4
+    assert methods[0] == NAMES[scorer] and "cross-fitted u" in methods
+    assert found.methods["precision"][0] > 0.6
     assert found.methods["contradicted"][0] == share
     stricter = find_with(pairs, scorer, threshold=0.45)
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share

@@ -69,7 +69,7 @@ def page():
         drawn: Texts("which one?", "this", "that"),
     }
     traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
-    assert traits["trait"].str.contains("script").any() and traits["p_adjusted"].min() < 0.01
+    assert traits["p_adjusted"].min() < 0.01
     return html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits, [drawn])
 
 
@@ -78,10 +78,10 @@ def test_hostile_text_is_text(page):
     assert parsed.open == [], "every element is closed where it should be"
     assert not {"iframe", "object", "embed", "link", "base", "form", "svg"} & set(parsed.tags)
     assert parsed.scripts == [SCRIPT] and parsed.tags.count("script") == 1, "the page's own, and no other"
-    assert parsed.tags.count("img") == 2, "the two figures, and none from the rows"
+    assert parsed.tags.count("img") == 1, "the figure, and none from the rows"
     assert not [a for a in parsed.attributes if a[1].startswith("on")]
     links = [value for _, name, value in parsed.attributes if name in ("src", "href", "srcset", "action")]
-    assert len(links) == 2 and all(link.startswith("data:image/png;base64,") for link in links)
+    assert len(links) == 1 and all(link.startswith("data:image/png;base64,") for link in links)
     contents = [value for tag, name, value in parsed.attributes if tag == "meta" and name == "content"]
     (policy,) = [value for value in contents if "default-src 'none'" in value]
     (scripts,) = [part for part in policy.split("; ") if part.startswith("script-src")]
@@ -135,7 +135,6 @@ def test_what_it_says():
     told = find_with(pairs, "dpo", 0.3)
     assert f"{told.suspected:,} of 1,500 labels are probably wrong; " in verdict(told)
     assert verdict(told).endswith("at a given rate of random flips of 30.0%.")
-    assert "Loss, weight and u below it have no threshold" in known
     unknown = html_report(find_with(frame(1500, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(1500, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
@@ -165,7 +164,7 @@ def test_in_a_browser(page, tmp_path):
         assert asked == [path.as_uri()], "pictures are in the page, and nothing comes from elsewhere"
     assert "<title>Label audit of" in dom, "no script of a row has changed it"
     seen = Page(dom)
-    assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 2
+    assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 1
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
     data = picture.read_bytes()

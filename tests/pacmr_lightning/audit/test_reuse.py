@@ -8,7 +8,7 @@ from pacmr_lightning.evaluation.judging import GoldJudge
 
 
 def test_an_audit_is_reused_with_the_same_options(tmp_path, monkeypatch):
-    def conclude(scored, run, folder, options, command, answers):
+    def conclude(scored, run, folder, options, answers):
         folder.mkdir(parents=True)
         for name in (*pipeline.TABLES, "report.html"):
             (folder / name).write_text("as found")

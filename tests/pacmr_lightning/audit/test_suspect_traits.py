@@ -1,4 +1,4 @@
-"""What suspected have in common: planted words, lengths and annotators are found, and nothing else is."""
+"""What suspected have in common: planted words and lengths are found, and nothing else is."""
 
 import numpy as np
 import pandas as pd
@@ -20,17 +20,15 @@ def texts(rng, n):
     return [" ".join(row[:length]) for row, length in zip(drawn, rng.integers(4, 11, n), strict=True)]
 
 
-def pairs_of(prompt, suspect, category=None):
+def pairs_of(prompt, suspect):
     suggested = np.where(suspect, "swap", "keep")
-    return pd.DataFrame({"prompt": prompt, "suggested": suggested, "category": category})
+    return pd.DataFrame({"prompt": prompt, "suggested": suggested})
 
 
 def world(n, rate, seed, prompts=None):
     rng = np.random.default_rng(seed)
     prompt, suspect = rng.integers(prompts or n, size=n), rng.random(n) < rate
-    pairs = pairs_of(prompt, suspect, rng.choice(list("abc"), n))
-    pairs["annotator"] = [f"a{i}" for i in rng.integers(25, size=n)]
-    return rng, pairs, texts(rng, n), texts(rng, n)
+    return rng, pairs_of(prompt, suspect), texts(rng, n), texts(rng, n)
 
 
 def traits(pairs, chosen, rejected):
@@ -48,7 +46,7 @@ def test_false_alarms(rate, prompts):
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
         table = traits(pairs, chosen, rejected)
-        assert table["p"].notna().sum() > 25
+        assert table["p"].notna().sum() > 1
         alarms += not found(table).empty
     assert alarms <= binom.ppf(0.997, 40, LEVEL)
 
@@ -82,19 +80,18 @@ def test_a_planted_word():
         (rejected if lacks[i] else chosen)[i] += " Golden."
         (chosen if lacks[i] else rejected)[i] += " wooden."
     table = traits(pairs, chosen, rejected)
-    row = table.iloc[0]
-    assert found(table)["trait"].tolist() == ["golden", "wooden"] and row["kind"] == "word"
+    row = table.set_index("trait").loc["golden"]
+    assert set(found(table)["trait"][:2]) == {"golden", "wooden"} and row["kind"] == "word"
     assert row["suspected"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
     assert row["in_suspected"] == pytest.approx((~lacks)[suspect & there].mean())
     assert row["in_others"] == pytest.approx((~lacks)[~suspect & there].mean())
     assert row["in_all"] == pytest.approx((~lacks)[there].mean())
-    assert row["difference"] == pytest.approx(row["in_suspected"] - row["in_others"])
-    assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
-    first, *_, last = traits_in_words(table, pd.DataFrame(), "suspected")
+    said = traits_in_words(table, "suspected")
+    (first,) = (sentence for sentence in said if "golden" in sentence)
     share = f"{lacks[suspect & there].mean():.0%}"
     assert f"Of the {row['suspected']} suspected with the word “golden” in only one response, " in first
     assert f"the chosen response lacks it in {share}, against" in first
-    assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in last
+    assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in said[-1]
 
 
 def test_a_rule_that_labels_follow():
@@ -120,21 +117,9 @@ def test_a_rule_that_labels_follow():
     assert not clean.identified and "random flips" not in rules_in_words(table, clean)[0]
 
 
-def test_interval_of_a_group_with_prompts_of_its_own():
-    """Prompts have one category each, which their suspected and others share: no doubt of a difference."""
-    rng = np.random.default_rng(6)
-    prompt = np.repeat(np.arange(60), 50)
-    group = np.where(prompt % 6 == 0, "a", "b")
-    suspect = rng.random(3000) < np.where(group == "a", 0.3, 0.15)
-    table = traits(pairs_of(prompt, suspect, group), ["x"] * 3000, ["x"] * 3000).set_index("trait")
-    assert found(table).index.tolist() == ["a", "b"]
-    assert 0 < table.loc["a", "low"] < table.loc["a", "difference"] < table.loc["a", "high"] < 0.3
-    assert table.loc["a", "low"] == pytest.approx(-table.loc["b", "high"])
-
-
 def test_a_rule_on_few_prompts():
     """Forty pairs of one prompt that agree are one observation."""
-    pairs = pd.DataFrame({"prompt": [0] * 40, "suggested": "keep", "category": None})
+    pairs = pd.DataFrame({"prompt": [0] * 40, "suggested": "keep"})
     table = traits(pairs, ["golden x"] * 40, ["x"] * 40)
     assert table["in_all"].tolist() == [1.0, 1.0] and (table["in_all_low"] < 0.5).all()
 
@@ -146,48 +131,17 @@ def test_a_planted_length():
         chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=len)
     table = traits(pairs, chosen, rejected)
     assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspected"] == 0
-    assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
-    shown = traits_in_words(table, pd.DataFrame(), "suspected")
+    assert table.iloc[0]["p_adjusted"] < 1e-9
+    shown = traits_in_words(table, "suspected")
     assert "is the shorter one in 100%, against" in shown[0]
-
-
-def test_a_planted_annotator():
-    rng, pairs, chosen, rejected = world(3000, 0.1, 3)
-    bad = pairs["annotator"] == "a7"
-    pairs.loc[bad, "suggested"] = np.where(rng.random(bad.sum()) < 0.4, "swap", "keep")
-    table = traits(pairs, chosen, rejected)
-    assert found(table)[["kind", "trait"]].values.tolist() == [["annotator", "a7"]]
-    suspect = pairs["suggested"].eq("swap")
-    assert table["in_suspected"][0] == pytest.approx(bad[suspect].mean())
-    assert table["suspected"][0] == suspect.sum() and table["others"][0] == (~suspect).sum()
-    groups = pd.DataFrame(
-        {"grouping": ["annotator"], "group": ["a7"], "contradicted": [0.41], "low": [0.35], "high": [0.47]}
-    )
-    [shown] = traits_in_words(table, groups, "suspected")
-    assert "of the suspected have the annotator a7, against" in shown
-    assert "another annotator would contradict 41% of its labels (95% interval 35% to 47%)" in shown
-
-
-def test_interval_covers():
-    """The 95% interval of a word's difference, over prompts of four pairs each that agree with each other."""
-    rng = np.random.default_rng(4)
-    hits = 0
-    for _ in range(100):
-        prompt = np.repeat(np.arange(150), 4)
-        suspect = rng.random(600) < 0.3
-        has = rng.random(150)[prompt] < np.where(suspect, 0.3, 0.6)
-        chosen, rejected = np.where(has, "golden x", "x"), np.where(has, "x", "golden x")
-        golden = traits(pairs_of(prompt, suspect), chosen, rejected).set_index("trait").loc["golden"]
-        hits += golden["low"] <= -0.3 <= golden["high"]
-    assert hits >= 89
 
 
 def test_nothing_to_compare():
     _, pairs, chosen, rejected = world(200, 0.0, 0)
     table = traits(pairs, chosen, rejected)
     assert table["p"].isna().all() and len(table) > 10 and table.columns.tolist() == COLUMNS
-    assert "too few suspected" in traits_in_words(table, pd.DataFrame(), "suspected")[0]
+    assert "too few suspected" in traits_in_words(table, "suspected")[0]
     _, pairs, chosen, rejected = world(300, 0.3, 0)
-    silent = traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
+    silent = traits(pairs, ["\n"] * 300, ["!"] * 300)
     assert silent.empty or silent["kind"].tolist() == ["length"]
-    assert "None of" in traits_in_words(silent, pd.DataFrame(), "suspected")[0]
+    assert "None of" in traits_in_words(silent, "suspected")[0]

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 
-from ...hub_server import LocalHandler, LocalServer
+from ...local_server import LocalHandler, LocalServer
 
 QUICK = {"retry-after-ms": "1"}
 """Header that lets the client go on at once."""
@@ -48,7 +48,6 @@ class FaultyServer(LocalServer):
             pair of a status and the error's fields, the body of a 200 (fields on top of a good answer's, or a
             list), or None for a good answer. After it, all are good.
         always: what happens to every request after the script instead of a good answer.
-        refuses: name of a parameter with which every request gets a 400, as OpenAI words it.
         delay: seconds before a good answer.
         together: requests that must have been under way at a time before any good answer.
         requests: the JSON bodies of all requests.
@@ -63,7 +62,6 @@ class FaultyServer(LocalServer):
         self.together = 1
         self.script = []
         self.always = None
-        self.refuses = None
         self.requests = []
         self.keys = set()
         self.most_at_once = 0
@@ -84,9 +82,6 @@ class FaultyServer(LocalServer):
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
             self._lock.notify_all()
-            if self.refuses in body:
-                message = f"Unsupported parameter: '{self.refuses}' is not supported with this model."
-                return 400, {"message": message, "param": self.refuses, "code": "unsupported_parameter"}
             return self.script.pop(0) if self.script else self.always
 
     def leave(self):

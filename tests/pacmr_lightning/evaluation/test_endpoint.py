@@ -14,7 +14,6 @@ import pytest
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_completion
-from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.chat_completion import Tokens, read_response, without_thoughts
 from pacmr_lightning.evaluation.endpoint import Endpoint
@@ -108,7 +107,7 @@ def test_broken_answers_and_statuses_share_the_retries(server, store):
     server.script = [*faults, "empty"]
     # Something was answered before, so that this is no reason to stop.
     answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
-    assert (answer.text, answer.cached, answer.problem) == (None, False, "the answer is empty")
+    assert (answer.text, answer.cached) == (None, False) and "has no text" in answer.problem
     assert answer.now == answer.billed == Tokens(300, 30, uncounted=1) and len(server.requests) == 14
     # The next call asks again, and adds to the bill.
     first, answer = Endpoint("judge", base_url=server.url).ask(said(2), store)
@@ -128,8 +127,8 @@ def test_broken_answers_and_statuses_share_the_retries(server, store):
         ("stream", "the server's answer is no chat completion: 'data: {"),
         ("broken off", "the answer broke off (finish_reason error)"),
         ("error in the choice", "status 503: late"),
-        ("filtered half", "the server's content filter took the answer away"),
-        ("tool", "the answer calls a tool"),
+        ("filtered half", "the answer broke off (finish_reason content_filter)"),
+        ("tool", "the answer has no text"),
     ],
 )
 def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, server, store):
@@ -169,9 +168,6 @@ def test_faults_of_single_conversations_never_stop(server, store):
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=2)
     too_long = (400, {"message": "'max_tokens' is too large: the maximum context length is 512 tokens"})
     flagged = (403, {"message": "your input was flagged"})
-    server.always = too_long
-    answers = endpoint.ask(said(10), store)
-    assert all("maximum context length" in a.problem for a in answers) and len(server.requests) == 10
     server.script = [None]
     for fault in (too_long, flagged, "content filter", "empty", "html"):
         server.always = fault
@@ -185,17 +181,13 @@ def test_faults_of_single_conversations_never_stop(server, store):
     ("fault", "sentence"),
     [
         (401, r"refuses the API key \(status 401: .*into the environment variable MY_KEY"),
-        (403, r"refuses the API key \(status 403"),
         (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
         (402, "has no credit left"),
-        ((429, {"code": "insufficient_quota"}), "has no credit left"),
         ((400, {"message": "no temperature"}), r"refuses the temperature \(.*set temperature: null\.$"),
         (
             {"error": {"message": "Insufficient credits", "code": 402}},
             "no credit left .*Insufficient credits",
         ),
-        ({"error": {"message": "no x", "code": "model_not_found"}}, r"does not exist \(status 404: no x"),
-        ({"error": {"message": "bad", "type": "authentication_error"}}, "refuses the API key"),
     ],
 )
 def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monkeypatch):
@@ -234,23 +226,20 @@ def finished(reason):
     [
         # Errors of providers inside a 200, as gateways pass them on.
         (NO_CHOICE | {"error": RAW}, None, "status 502: Provider returned error: busy", Tokens()),
-        (NO_CHOICE | {"code": "rate_limit_daily", "message": "later"}, None, "status 429: later", Tokens()),
+        (NO_CHOICE | {"code": "rate_limit_daily", "message": "later"}, None, "status 502: later", Tokens()),
         (NO_CHOICE | {"error": "out of memory"}, None, "status 502: out of memory", Tokens()),
         ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
         (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
         ({"error": None}, "whole", None, ALL),
         # Finish reasons of other providers.
         (finished("network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
-        (finished("failed"), None, "the answer broke off (finish_reason failed)", ALL),
-        (finished("sensitive"), None, "the server's content filter took the answer away", ALL),
+        (finished("sensitive"), None, "the answer broke off (finish_reason sensitive)", ALL),
         (finished("end_turn"), "half", None, ALL),
         # Contents in parts, and what stands in the place of a content.
         (message(PARTS), "yes", None, ALL),
-        (message(None, reasoning="Hm."), None, "the answer is nothing but reasoning", ALL),
+        (message(None, reasoning="Hm."), None, "the answer has no text", ALL),
         (message({"text": "x"}), None, "the server's answer is no chat completion", ALL),
-        # Counts by other names, of a cache, of reasoning in the total only, and none.
-        (usage(input_tokens=7, output_tokens=2), "whole", None, Tokens(7, 2)),
-        (usage(input_tokens=7, cache_read_input_tokens=90, output_tokens=2), "whole", None, Tokens(97, 2)),
+        # Counts of a cache, of reasoning in the total only, and none.
         (
             usage(prompt_tokens=97, completion_tokens=2, prompt_tokens_details={"cached_tokens": 90}),
             *("whole", None, Tokens(97, 2)),
@@ -295,13 +284,6 @@ def test_the_reason_is_told_for_every_status(status):
         assert (reply.problem, reply.text, tokens) == (f"status {status}: {REASON}", None, Tokens())
 
 
-def test_a_long_pause_is_told(server, store):
-    """The newer openai clients wait a minute at most."""
-    server.script = [None, "status 429, retry after an hour"]
-    [_, answer] = Endpoint("judge", base_url=server.url, retries=0, concurrency=1).ask(said(2), store)
-    assert answer.problem == "status 429: slow down; the server asks to wait: 3600"
-
-
 def test_requests_without_a_count_are_told_apart(server, store):
     server.script = ["cut", "truncated body", "broken json", None]
     [answer] = Endpoint("judge", base_url=server.url, retries=3).ask(said(1), store)
@@ -326,28 +308,6 @@ def test_no_server(store):
             Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
 
 
-@pytest.mark.parametrize("of_openai", [False, True])
-def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch):
-    if of_openai:
-        monkeypatch.setattr(endpoint_module, "OPENAI_URL", server.url)
-    names = ["max_tokens", "max_completion_tokens"]
-    wrong, right = reversed(names) if of_openai else names
-    server.refuses = wrong
-    answers = Endpoint("judge", base_url=server.url, concurrency=3, retries=0).ask(said(9), store)
-    assert [a.text for a in answers] == [reply(c) for c in said(9)]
-    # Those that were under way at first, and never again.
-    assert server.requests[0][wrong] == 96 and sum(wrong in r for r in server.requests) <= 3
-    assert [r[right] for r in server.requests if wrong not in r] == [96] * 9
-
-
-def test_a_limit_that_is_refused_under_both_names(server, store):
-    server.always = (400, {"message": "neither max_tokens nor max_completion_tokens can be that small"})
-    endpoint = Endpoint("judge", base_url=server.url, max_tokens=1, retries=0)
-    with pytest.raises(UserError, match=r"failed 1 requests in a row \(status 400: neither max_tokens nor"):
-        endpoint.ask(said(1), store)
-    assert len(server.requests) == 2
-
-
 def test_answers_that_are_not_valid_are_asked_again(server, store):
     said_by = iter(["no", "no", "yes"])
     server.reply = lambda messages: next(said_by)
@@ -363,7 +323,7 @@ def test_answers_that_are_not_valid_are_asked_again(server, store):
     assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
 
 
-@pytest.mark.parametrize("fault", [401, 403, 404, 400, 500, "html"])
+@pytest.mark.parametrize("fault", [401, 404, 400, "html"])
 def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n")
     caplog.set_level(logging.DEBUG)

@@ -219,7 +219,7 @@ def test_a_judge_that_thinks_aloud(store):
         verdict, _ = other.compare(PAIRS[:2], store)
         assert [opinion.problem for opinion in verdict.orders] == [
             "no text within max_tokens 96; the model may need more",
-            "the answer is nothing but reasoning",
+            "the answer has no text, beside reasoning or tools",
         ]
         assert other.compare(PAIRS[:1], store)[0].orders[0].problem is None
 

@@ -41,7 +41,7 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
     "options",
     [
         *({}, {"gradient_checkpointing": True}, {"layout": "separate"}),
-        {"layout": "packed_shared", "gradient_checkpointing": True},
+        {"layout": "packed", "gradient_checkpointing": True},
     ],
 )
 @pytest.mark.parametrize("micro_batch_size", [None, 4, TokenBudget(50)])

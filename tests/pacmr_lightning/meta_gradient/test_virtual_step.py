@@ -23,7 +23,7 @@ def gradient(policy: PolicyModel, batch) -> list[torch.Tensor]:
     return torch.autograd.grad((found.chosen - 2 * found.rejected).sum(), list(policy.adapter().values()))
 
 
-@pytest.mark.parametrize("layout", ["shared", "packed_shared"])
+@pytest.mark.parametrize("layout", ["shared", "packed"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make_batch):

@@ -256,8 +256,6 @@ OPTIONS = {
     (DrDPO, "beta_prime"): ((0.5, 2.0), (0.0, NAN)),
     (DrDPO, "group"): (("batch", "micro_batch"), ("rank",)),
     (ROPO, "alpha"): ((6.0, 14.0), (0.0, NAN)),
-    (ROPO, "filter_share"): ((0.25, 0.5), (0.0, 1.0, NAN)),
-    (ROPO, "filter_every"): ((1, 2), (0,)),
     (R3M, "lam"): ((0.65, 0.85), (0.0, 1.0, NAN)),
     (RPOEM, "initial_rate"): ((0.1, 0.3), (0.0, 0.5, NAN)),
     (RPOEM, "momentum"): ((0.1, 0.5), (0.0, NAN)),
@@ -267,7 +265,6 @@ OPTIONS = {
 }
 """Values of each that differ in effect, and those that are refused."""
 OPTIONS |= {(member, "beta"): ((0.1, 0.5), (0.0, -1.0, NAN, INF)) for member in CLASSES}
-ALSO = {"filter_share": {"filter_every": 1}, "filter_every": {"filter_share": 0.25}}
 
 
 def effect(objective: Objective) -> list:
@@ -293,7 +290,7 @@ def effect(objective: Objective) -> list:
 @pytest.mark.parametrize(("cls", "option"), list(OPTIONS), ids=lambda x: getattr(x, "__name__", x))
 def test_every_option_has_an_effect_and_a_range(cls, option):
     def options(value):
-        return {**NEEDED.get(cls, {}), **ALSO.get(option, {}), option: value}
+        return {**NEEDED.get(cls, {}), option: value}
 
     values, refused = OPTIONS[cls, option]
     effects = [effect(cls(**options(value))) for value in values]
@@ -309,11 +306,7 @@ def test_no_option_is_forgotten():
 
 
 def test_sentences_of_ranges():
-    for make, said in (
-        (lambda: CDPO(label_noise=0.5), r"label_noise is 0\.5, but CDPO"),
-        (lambda: ROPO(filter_every=5), "filter_every is 5, but nothing is filtered"),
-        (lambda: ROPO(filter_share=0.2), r"filter_share is 0\.2 and filter_every None"),
-    ):
+    for make, said in ((lambda: CDPO(label_noise=0.5), r"label_noise is 0\.5, but CDPO"),):
         with pytest.raises(UserError, match=said):
             make()
 
@@ -353,7 +346,7 @@ def test_others_have_no_label_noise(name):
 def test_a_foreign_state_is_refused():
     for objective, state, said in (
         (DPO(), RPOEM().state_dict(), r"kept \['estimated_rate'\], but DPO keeps \[\]"),
-        (ROPO(filter_share=0.2, filter_every=3), {}, "resume with the objective that the run had"),
+        (RPOEM(), {}, "resume with the objective that the run had"),
         (AnnotatorRPOEM(), RPOEM().state_dict(), "but AnnotatorRPOEM keeps"),
     ):
         with pytest.raises(UserError, match=said):
@@ -421,38 +414,6 @@ def test_drdpo_gradient(beta_prime, group, size, make_policy, make_batch):
         torch.testing.assert_close(weights, (-losses / beta_prime).softmax(0))
     elif size == 1:  # a group of one pair is DPO
         torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
-
-
-# ROPO's filter.
-
-
-def test_ropo_filter(caplog):
-    """Every second update the half with the largest last-seen losses goes; later ones decide anew."""
-    objective = ROPO(1.0, filter_share=0.5, filter_every=2)
-    objective.observe(rewards_of([3.0, -3.0]), ["a", "b"])
-    assert objective.pair_weights(["a", "b"]) is None
-    with caplog.at_level("INFO"):
-        objective.observe(rewards_of([1.0, -1.0]), ["c", "d"])
-    assert "ROPO at update 2: dropped 2 of the 4 pairs seen so far (50.0%)" in caplog.text
-    assert objective.pair_weights(["a", "b", "c", "d", "new"]).tolist() == [1, 0, 1, 0, 1]
-    objective.observe(rewards_of([-5.0, 5.0]), ["a", "b"])
-    assert objective.pair_weights(["a", "b", "c", "d"]).tolist() == [1, 0, 1, 0]
-
-    resumed = ROPO(1.0, filter_share=0.5, filter_every=2)
-    resumed.load_state_dict(copy.deepcopy(objective.state_dict()))
-    assert resumed.pair_weights(["a", "b", "c", "d"]).tolist() == [1, 0, 1, 0]
-    for either in (objective, resumed):
-        either.observe(rewards_of([2.0]), ["c"])
-        assert either.pair_weights(["a", "b", "c", "d"]).tolist() == [0, 1, 1, 0]
-    assert objective.state_dict() == resumed.state_dict()
-
-
-def test_a_filter_that_meets_no_pair_again_is_refused():
-    objective = ROPO(filter_share=0.2, filter_every=100)
-    for updates, per_epoch in ((100, 50), (100, 100), (200, 200)):
-        with pytest.raises(UserError, match="no pair is visited again after filtering"):
-            objective.check_plan(updates, per_epoch)
-    objective.check_plan(101, 100)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.4])
@@ -561,7 +522,7 @@ import json, sys, torch
 import torch.distributed as dist
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.objectives import ROPO, RPOEM, AnnotatorRPOEM, DrDPO
+from pacmr_lightning.objectives import RPOEM, AnnotatorRPOEM, DrDPO
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 h = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)
@@ -578,17 +539,15 @@ rewards = Rewards(LogProbs(h, zero), LogProbs(zero, zero), 1.0, annotators=who)
 by_annotator = AnnotatorRPOEM(1.0, 0.25, 0.5)
 for _ in range(2):
     by_annotator.observe(rewards, ids)
-em, ropo, found = RPOEM(1.0, 0.25, 0.5), ROPO(1.0, filter_share=0.3, filter_every=1), {}
+em, found = RPOEM(1.0, 0.25, 0.5), {}
 for group in ("batch", "micro_batch"):
     drdpo = DrDPO(1.0, 0.7, group)
     losses = drdpo(rewards)
     # One rank has micro-batches of 4 and then 3 pairs, as the two ranks have.
     found[group] = drdpo.group_weights(losses, 4).tolist(), drdpo.group_value(losses, 4).item()
-plain = ropo.group_value(losses).item()
+plain = em.group_value(losses).item()
 em.observe(rewards, ids)
-ropo.observe(rewards, ids)
-found.update(plain=plain, rate=em.estimated_rate, kept=ropo.pair_weights(list("abcdefg")).tolist())
-found["state"] = ropo.state_dict()
+found.update(plain=plain, rate=em.estimated_rate)
 found["annotators"] = by_annotator.state_dict()
 if rank == 1:  # a rank without pairs takes part
     empty = losses[:0]
@@ -619,8 +578,6 @@ def test_two_ranks_equal_one(tmp_path):
         assert first[group][1] == second[group][1] == pytest.approx(one[group][1], rel=1e-12)
     for rank in (first, second):
         assert rank["plain"] == pytest.approx(one["plain"]) and rank["rate"] == pytest.approx(one["rate"])
-        assert rank["kept"] == one["kept"] == [1, 0, 1, 1, 1, 0, 1]
-        assert rank["state"] == one["state"]
         assert rank["annotators"] == one["annotators"], "bit for bit"
     assert one["annotators"]["annotator_rates"].keys() == {"p", "q", "r"}
     for of_first, of_second in zip(first["empty"], second["empty"], strict=True):

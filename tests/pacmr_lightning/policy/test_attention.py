@@ -14,16 +14,16 @@ from contextlib import ExitStack
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, modeling_flash_attention_utils
+from transformers import modeling_flash_attention_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy import PolicyModel, attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, shared_mask, use_attention
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
-from pacmr_lightning.policy.token_layout import separate_rows, shared_rows
+from pacmr_lightning.policy.token_layout import separate_rows
 
 GPU = torch.device("cuda")
 
@@ -103,7 +103,7 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
 def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
     """On rows padded to a multiple too, as they are on a GPU."""
     monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: multiple)
-    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "plain"])
+    check(make_policy(name), make_batch(), "flex_attention", ["separate", "plain"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
@@ -112,15 +112,6 @@ def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     check(policy, batch, "flash_attention_2", ["separate", "plain"])
     lengths = separate_rows(batch).real.sum(1).tolist()
     assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
-
-
-def test_blocks_between_the_responses_are_skipped():
-    """Prompt, chosen and rejected of a block each: the responses' blocks do not meet."""
-    tokens = [[list(range(128))]] * 3
-    rows = shared_rows(PairBatch.collate(["x"], *tokens))
-    mask = shared_mask(rows, LlamaConfig(attn_implementation="flex_attention"), torch.bfloat16)
-    assert mask.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
-    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 1]  # a response sees all of the prompt
 
 
 def refused(policy, batch, *warned):
@@ -135,10 +126,10 @@ def refused(policy, batch, *warned):
 
 def test_gradient_of_flex_attention_is_checked(make_policy, make_batch):
     """Nothing is patched here: torch has no gradient of FlexAttention on CPUs."""
-    why = "layout .*does not support backward on CPU"
+    why = ".*does not support backward on CPU"
     with torch.compiler.set_stance("force_eager"):
         policy = make_policy(attn_implementation="flex_attention")
-        refused(policy, make_batch(), f"shared {why}", f"separate {why}")
+        refused(policy, make_batch(), f"one sequence a row {why}")
 
 
 def test_a_wrong_gradient_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
@@ -164,7 +155,7 @@ def test_a_wrong_gradient_of_sdpa_is_found(make_policy, make_batch, monkeypatch)
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
     policy = make_policy()
     with pytest.warns(
-        UserWarning, match="shared layout .its gradient is .*% off.; falling back to one sequence"
+        UserWarning, match="a shared prompt .*its gradient is .*% off.; falling back to one sequence"
     ):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "separate")
@@ -217,92 +208,49 @@ def test_the_check_leaves_the_mode_and_keeps_checkpoints(make_policy, make_batch
     assert not any(module.training for module in policy.modules())
 
 
-def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
-    """As of a model that takes prepared masks for no masks; plain sequences, packed or not, are its own."""
-
-    def causal(rows, config, dtype):
-        return torch.nn.attention.flex_attention.create_block_mask(
-            lambda row, head, query, key: query >= key, None, None, *[rows.input_ids.shape[1]] * 2, "cpu"
-        )
-
-    monkeypatch.setattr("pacmr_lightning.policy.attention.shared_mask", causal)
-    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
-    with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
-        policy.log_probs(batch)
-    assert policy._plan == AttentionPlan("flex_attention", "separate")
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "options", "plan", "faster"),
-    [
-        ("llama", "cuda", {}, "packed", " On this GPU attn_implementation flex_attention may be"),
-        (
-            "gpt2",
-            "cuda",
-            {"layout": "separate"},
-            "separate",
-            " On this GPU attn_implementation flash_attention_2",
-        ),
-        ("llama", "cpu", {}, "shared", None),
-    ],
-)
-def test_unasked(name, device, options, plan, faster, make_policy, make_batch, monkeypatch, caplog):
-    """On a GPU, as far as the choice knows it is one; what may be faster there is named and not taken."""
-    monkeypatch.setattr(
-        "pacmr_lightning.policy.selfcheck.attention_plans",
-        lambda model, asked, layout, *_: attention_plans(model, asked, layout, torch.device(device)),
-    )
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
-    policy, batch = make_policy(name, dtype="bfloat16", **options), make_batch()
+@pytest.mark.parametrize("layout", ["packed", "auto"])
+def test_unasked(layout, make_policy, make_batch, caplog):
+    policy = make_policy(dtype="bfloat16", layout=layout)
     with caplog.at_level(logging.INFO):
-        policy.log_probs(batch)
-    expected = PACKED_SHARED if plan == "packed" else AttentionPlan("sdpa", plan)
+        policy.log_probs(make_batch())
+    expected = PACKED if layout == "packed" else SDPA[0]
     assert policy._plan == expected and policy.attention == expected.attention
-    assert policy.attn_implementation == "auto"
-    assert f"computed from {expected}.{faster or ''}" in caplog.text
-    assert ("GPU" in caplog.text) == (faster is not None)
+    assert policy.attn_implementation == "auto" and f"computed in {expected}." in caplog.text
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
-PACKED_SHARED = AttentionPlan(VARLEN, "packed_shared")
-FIRST_PACKED = [PACKED_SHARED, *SDPA]
-FLEX = [AttentionPlan("flex_attention", layout) for layout in ("shared", "separate", "plain")]
+PACKED = AttentionPlan(VARLEN, "packed")
+FLEX = [AttentionPlan("flex_attention", layout) for layout in ("separate", "plain")]
 FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "installed", "expected", "faster"),
+    ("name", "options", "expected"),
     [
-        ("llama", {"dtype": "bfloat16"}, True, FIRST_PACKED, ["flex"]),
-        ("llama", {"dtype": "bfloat16", "layout": "packed_shared"}, False, FIRST_PACKED, []),
-        ("llama", {"dtype": "float32"}, True, SDPA, ["flex"]),
-        ("gpt2", {"dtype": "bfloat16"}, True, FIRST_PACKED, []),
-        ("gpt2", {"dtype": "float32"}, True, SDPA, []),
-        ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, SDPA, ["flex"]),
-        ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, SDPA[1:], ["flash"]),
-        ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA, []),
-        ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:], []),
-        ("llama", {"attn_implementation": "flex_attention"}, True, FLEX, []),
-        ("llama", {"attn_implementation": "flex_attention", "layout": "separate"}, True, FLEX[1:], []),
+        ("llama", {"dtype": "bfloat16"}, [PACKED, *SDPA]),
+        ("gpt2", {"dtype": "bfloat16"}, [PACKED, *SDPA]),
+        ("llama", {"dtype": "bfloat16", "layout": "shared"}, [PACKED, *SDPA]),
+        ("llama", {"dtype": "float32"}, SDPA),
+        ("llama", {"dtype": "bfloat16", "layout": "separate"}, SDPA[1:]),
+        ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, SDPA),
+        ("llama", {"attn_implementation": "flex_attention"}, FLEX),
+        ("llama", {"attn_implementation": "flex_attention", "layout": "separate"}, FLEX),
     ],
-)  # fmt: skip
-def test_what_is_tried_on_a_gpu(name, options, installed, expected, faster, make_policy, monkeypatch):
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
+)
+def test_what_is_tried_on_a_gpu(name, options, expected, make_policy):
+    """On a CPU, and compiled, the same without packed rows."""
     policy = make_policy(name, **options)
     asked = policy.model, policy.attn_implementation, policy.layout
-    found, notes = attention_plans(*asked, GPU)
-    assert found == expected
-    assert [word for word in ("flex", "flash") if word in " ".join(notes)] == faster
-    on_cpu = expected[1:] if policy.layout == "auto" and expected == FIRST_PACKED else expected
-    assert attention_plans(*asked, torch.device("cpu")) == (on_cpu, [])
-    compiled, _ = attention_plans(*asked, GPU, compiles=True)
-    assert compiled == on_cpu
+    assert attention_plans(*asked, GPU) == expected
+    others = [plan for plan in expected if plan != PACKED]
+    assert attention_plans(*asked, torch.device("cpu")) == others
+    assert attention_plans(*asked, GPU, compiles=True) == others
 
 
 def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
     policy = make_policy(dtype="bfloat16")
     policy.model.config._attn_implementation = "flash_attention_2"  # transformers would look for the package
-    assert attention_plans(policy.model, "flash_attention_2", "auto", GPU) == (FLASH, [])
+    assert attention_plans(policy.model, "flash_attention_2", "auto", GPU) == FLASH
 
 
 @pytest.mark.parametrize(
@@ -310,7 +258,7 @@ def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
     [
         ({}, "base is float32; set dtype to bfloat16"),
         ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
-        ({"dtype": "bfloat16", "layout": "shared"}, "cannot honour the mask of the layout shared"),
+        ({"dtype": "bfloat16", "layout": "shared"}, "does not take the mask of the layout shared"),
     ],
 )
 def test_wrong_choices(options, message):
@@ -329,7 +277,7 @@ def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
     policy = make_policy(attn_implementation="flex_attention")
     with torch.inference_mode():
         policy.log_probs(make_batch())
-    assert policy._plan == AttentionPlan("flex_attention", "shared")
+    assert policy._plan == AttentionPlan("flex_attention", "separate")
 
 
 @pytest.fixture
@@ -337,13 +285,6 @@ def cudnn_enabled():
     torch.backends.cuda.enable_cudnn_sdp(True)
     yield
     torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def test_cudnn_where_the_environment_asks_for_it(cudnn_enabled, make_policy, monkeypatch):
-    for value, expected in (("1", True), ("0", False)):
-        monkeypatch.setenv("PACMR_CUDNN_ATTENTION", value)
-        make_policy()
-        assert torch.backends.cuda.cudnn_sdp_enabled() is expected
 
 
 def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):

@@ -22,10 +22,17 @@ from pacmr_lightning.policy.token_layout import (
 )
 
 from .live_bytes import LiveBytes
+from .looped_attention import looped_attention
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-LAYOUTS = ("shared", "separate", "packed_shared", "plain")
+LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch):
+    """``varlen_attn`` runs on GPUs only."""
+    monkeypatch.setattr("pacmr_lightning.policy.packed_attention.varlen_attn", looped_attention)
 
 
 def sequences(batch: PairBatch) -> list[list[tuple[torch.Tensor, slice, torch.Tensor]]]:
@@ -56,7 +63,7 @@ def log_prob(logits: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
 
 def rows_in(layout: str, policy: PolicyModel, batch: PairBatch, attention: str = "sdpa") -> Rows:
     """In a layout, with its attention switched on."""
-    use_attention(policy.model, VARLEN if layout == "packed_shared" else attention)
+    use_attention(policy.model, VARLEN if layout == "packed" else attention)
     return rows_of(layout, batch)
 
 

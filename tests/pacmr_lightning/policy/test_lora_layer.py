@@ -253,7 +253,7 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(make_poli
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
-@pytest.mark.parametrize("layout", ["shared", "separate", "packed_shared"])
+@pytest.mark.parametrize("layout", ["shared", "separate", "packed"])
 def test_gradients_of_pairs_add_up(layout, options, make_policy, make_batch):
     """Kept gradients, their dot products, and the graph's, here and shifted; no field stays set."""
     policy, batch = make_policy(**HALF, layout=layout, **options), make_batch(4)  # 1/4 rounds nothing

@@ -17,17 +17,18 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
-from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys, looped_attention
-from pacmr_lightning.policy.token_layout import packed_shared_rows
+from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys
+from pacmr_lightning.policy.token_layout import packed_rows
 
 from ..conftest import SHAPE
+from .looped_attention import looped_attention
 
 GPU = torch.device("cuda")
-PACKED = AttentionPlan(VARLEN, "packed_shared")
+PACKED = AttentionPlan(VARLEN, "packed")
 
 
 def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
-    use_attention(policy.model, VARLEN if layout == "packed_shared" else "sdpa")
+    use_attention(policy.model, VARLEN if layout == "packed" else "sdpa")
     found = policy.log_probs_in(layout, batch)
     loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
     return [found.chosen, found.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
@@ -35,18 +36,20 @@ def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> l
 
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"])
-def test_equal_to_separate_sequences(name, recomputed, make_policy, make_batch):
+def test_equal_to_separate_sequences(name, recomputed, packed, make_policy, make_batch):
     """Of rotary and absolute positions, grouped heads, and windows that prompts exceed; in float64."""
     policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
+    packed()
     truth = values_and_gradient(policy, "plain", batch)
-    found = values_and_gradient(policy, "packed_shared", batch)
+    found = values_and_gradient(policy, "packed", batch)
     torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
-def test_experts(make_batch, tmp_path):
+def test_experts(make_batch, packed, tmp_path):
+    packed()
     config = MixtralConfig(**{**SHAPE, "num_local_experts": 4, "sliding_window": 7})
     MixtralForCausalLM(config).save_pretrained(tmp_path)
-    policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"], layout="packed_shared")
+    policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"])
     policy.build(announce=False)
     found, batch = policy.log_probs(make_batch()), make_batch()
     assert policy._plan == PACKED
@@ -56,7 +59,7 @@ def test_experts(make_batch, tmp_path):
 
 def test_the_row_has_no_padding(make_batch):
     batch = make_batch()
-    rows = packed_shared_rows(batch)
+    rows = packed_rows(batch)
     assert rows.input_ids.shape == (1, batch.token_count) and batch.token_count < batch.input_ids.numel()
     assert rows.token_pair[0].bincount().tolist() == (batch.segment_ids != Segment.PAD).sum(1).tolist()
 
@@ -115,8 +118,8 @@ def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch)
         calls.append((arguments, options))
         return looped_attention(*arguments, **options)
 
-    monkeypatch.setattr(packed_attention, "looped_attention", watched)
-    policy = make_policy("qwen2-mixed", layout="packed_shared")
+    policy = make_policy("qwen2-mixed", layout="packed")
+    monkeypatch.setattr(packed_attention, "varlen_attn", watched)
     policy.log_probs(make_batch())
     assert [options["window_size"] for _, options in calls[-2:]] == [(-1, 0), (6, 0)]
     assert {options["scale"] for _, options in calls} == {8**-0.5}
@@ -136,22 +139,24 @@ def test_auto_on_a_gpu(make_policy):
     def first(name="llama", device=GPU, compiles=False, **options):
         policy = make_policy(name, **{"dtype": "bfloat16", **options})
         asked = policy.model, policy.attn_implementation, policy.layout
-        return attention_plans(*asked, device, compiles)[0]
+        return attention_plans(*asked, device, compiles)
 
     assert first() == [PACKED, *(AttentionPlan("sdpa", name) for name in ("shared", "separate", "plain"))]
     assert first("gpt2")[0] == PACKED
-    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"}, {"layout": "shared"})
+    assert first(layout="shared")[0] == PACKED
+    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"})
     others = (*others, {"compiles": True}, {"device": torch.device("cpu")})
     for options in others:
         assert first(**options)[0] == AttentionPlan("sdpa", "shared"), options
 
 
-def test_asked_for(make_policy, make_batch, caplog):
-    policy, batch = make_policy(layout="packed_shared"), make_batch()
+def test_other_passes_of_the_same_model(make_policy, make_batch, caplog):
+    policy, batch = make_policy(layout="packed"), make_batch()
     with caplog.at_level(logging.INFO):
         policy.log_probs(batch)
+    policy.log_probs(make_batch(2, longest=40))  # checked again
     assert policy._plan == PACKED
-    assert "computed from pairs with a shared prompt packed into one row with varlen attention" in caplog.text
+    assert "computed in pairs with a shared prompt packed into one row with varlen attention" in caplog.text
     # Other passes of the same model have the kernel's masks.
     plain = policy.log_probs_in("plain", batch)
     tokens = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
@@ -161,12 +166,13 @@ def test_asked_for(make_policy, make_batch, caplog):
     assert torch.equal(tokens, again) and tokens.shape[1] > 4
 
 
-def test_capped_scores_fall_back(make_batch, tmp_path):
+def test_capped_scores_fall_back(make_batch, packed, tmp_path):
     """Gemma 2 caps its scores, and its logits."""
+    packed()
     Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)).save_pretrained(tmp_path)
-    policy = PolicyModel(str(tmp_path), layout="packed_shared")
+    policy = PolicyModel(str(tmp_path))
     policy.build(announce=False)
-    with pytest.warns(UserWarning, match=r"packed_shared layout \(it fails with ValueError: .*no softcap"):
+    with pytest.warns(UserWarning, match=r"does not use pairs .*\(it fails with ValueError: .*no softcap"):
         policy.log_probs(make_batch())
     assert policy._plan.attention != VARLEN
 
@@ -182,25 +188,13 @@ def test_a_kernel_that_aligns_to_the_start_is_found(make_policy, make_batch, mon
         found = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
         return found[0].transpose(0, 1)
 
-    monkeypatch.setattr(packed_attention, "looped_attention", aligned)
-    policy = make_policy(layout="packed_shared")
+    policy = make_policy(layout="packed")
+    monkeypatch.setattr(packed_attention, "varlen_attn", aligned)
     with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"attn_implementation": "sdpa"},
-            "attn_implementation is sdpa, but .* set attn_implementation to auto",
-        ),
-        ({"compile": True}, "compile is true, but .* set compile to false, or layout to auto"),
-    ],
-)
-def test_what_is_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        PolicyModel("unused", layout="packed_shared", **options)
+def test_its_attention_is_no_option():
     with pytest.raises(UserError, match="attn_implementation is varlen, but it must be one of auto, eager"):
         PolicyModel("unused", attn_implementation=VARLEN)

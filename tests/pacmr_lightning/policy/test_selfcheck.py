@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, selfcheck
 from pacmr_lightning.policy.attention import AttentionPlan
 
@@ -55,27 +56,12 @@ def test_rounding_is_no_fault(name, make_large):
     assert all(after[key].dtype == w.dtype and torch.equal(after[key], w) for key, w in before.items())
 
 
-def test_without_room_for_float32(make_large, monkeypatch):
-    """The limits are fixed then, which this model's rounding exceeds."""
-    monkeypatch.setattr(selfcheck, "free_memory", lambda device: 0)
+def test_without_that_it_would_be(make_large, monkeypatch):
+    """This model's rounding exceeds the fixed limits."""
+    monkeypatch.setattr(selfcheck, "ROUNDING_FACTOR", 0)
     policy = make_large()
-    with pytest.warns(UserWarning, match="shared layout .its .* falling back to one sequence"):
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="No layout gives Gemma3"):
         policy.log_probs(random_pair())
-
-
-def test_a_wrong_mask_in_a_model_that_rounds_much(make_large, monkeypatch):
-    """In bfloat16 its error is no larger than rounding; in float32 it shows."""
-
-    def causal(rows, config, dtype):
-        length = rows.input_ids.shape[1]
-        mask = torch.full((1, 1, length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)
-        return dict.fromkeys(("full_attention", "sliding_attention"), mask)
-
-    monkeypatch.setattr("pacmr_lightning.policy.attention.shared_mask", causal)
-    policy = make_large()
-    with pytest.warns(UserWarning, match="shared layout .in float32 its .*; falling back to one sequence"):
-        policy.log_probs(random_pair())
-    assert policy._plan == AttentionPlan("sdpa", "separate")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,7 +76,7 @@ def test_a_kernel_that_is_wrong_in_one_dtype(dtype, make_policy, make_batch, mon
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
     policy = make_policy(dtype=dtype)
-    with pytest.warns(UserWarning, match="shared layout .its gradient is .*% off.; falling back"):
+    with pytest.warns(UserWarning, match="a shared prompt .*.its gradient is .*% off.; falling back"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "separate")
 
@@ -100,6 +86,6 @@ def test_a_fault_in_another_process(make_policy, make_batch, monkeypatch):
     others = iter((1, 0))
     monkeypatch.setattr(selfcheck, "max_over_ranks", lambda own, device: max(own, next(others)))
     policy = make_policy()
-    with pytest.warns(UserWarning, match="shared layout .it fails in another process.; falling back to one"):
+    with pytest.warns(UserWarning, match="shared prompt .*it fails in another process.; falling back to one"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "separate")

@@ -20,9 +20,12 @@ from pacmr_lightning.meta_gradient.outer_objectives import (
     SoftPromptConsistency,
 )
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, attention, packed_attention
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import VNetWeighting
+
+sys.path.append(str(Path(__file__).parent.parent / "policy"))
+from looped_attention import looped_attention
 
 STEPS = 4
 GUARDED = 0.0142
@@ -69,6 +72,8 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
+    attention.packs = lambda *_: "packed" in options
+    packed_attention.varlen_attn = looped_attention
     few, central = (word in options for word in ("few", "central"))
     vnet = VNetWeighting(
         PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
@@ -81,7 +86,6 @@ def run(base, folder, case):
             rank=4,
             dtype="bfloat16" if "bf16" in options else "float32",
             gradient_checkpointing="checkpointing" in options,
-            layout="packed_shared" if "packed" in options else "auto",
             lora_compute_dtype="base" if "half" in options else "float32",
             quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces

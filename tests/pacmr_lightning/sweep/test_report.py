@@ -83,6 +83,9 @@ def end_cells(world: Path) -> None:
             "flip_auroc": gap,
             "flip_auroc_u": 0.75,
         }
+        if cell.method == "pacmr":
+            updates = 0 if (cell.noise, cell.seed, *cell.variation.values()) == (0.4, 2, 0.6) else 8
+            summary |= {"vnet_updates": updates, "vnet_skipped": 10 - updates}
         end(cell, summary)
         lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
         (cell.folder / "samples.jsonl").write_text("".join(lines))
@@ -187,9 +190,8 @@ def test_layouts(finished):
 
     latex = Path("out/tables/main.tex").read_text()
     assert r" & \multicolumn{2}{c}{Win rate (\%)} & \multicolumn{2}{c}{Win-score} \\" in latex
-    assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}" in latex
     assert r"Method & 20\% flipped & 40\% flipped & 20\% flipped & 40\% flipped \\" in latex
-    assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and r"\midrule" + "\nOracle & $100.0" in latex
+    assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and "\nOracle & $100.0" in latex
     assert latex.count("{") == latex.count("}")
 
     tau = pd.read_csv("out/tables/pacmr-tau.csv")
@@ -206,6 +208,8 @@ def test_layouts(finished):
     expected = [0.9, mean([0.7, 0.6, 0.5]), *moments([0.2, 0.3, 0.4])]
     names = ["Mean weight (unflipped)", "Mean weight (flipped)", "Weight gap", "Weight gap, standard error"]
     assert row[names].tolist() == pytest.approx(expected)
+    assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
+    assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
     for name in ("noise-rates", "reward-and-accuracy", "pacmr-tau"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")

@@ -66,8 +66,8 @@ def no_job_left():
 
 @pytest.mark.slow
 def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
-    """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
-    result is otherwise than without jobs."""
+    """A job at the end of its time goes on, and a kill is recorded; nothing in the result is otherwise than
+    without jobs."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_NTASKS", "2")  # else Lightning wants those of srun, too
@@ -77,8 +77,8 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     found = cells(swept)
     slurm.submit(swept, found, SlurmOptions(), None, "local")
     (first, second), (killed, after) = found[:2], found[2:]
-    assert record(first.folder)["job"] == record(second.folder)["job"] != record(killed.folder)["job"]
-    assert {state_of(cell) for cell in found} == {"submitted"}
+    assert record(first.folder)["job"] != record(killed.folder)["job"]
+    assert [state_of(cell) for cell in found] == ["submitted", "waiting"] * 2
 
     for cell in (first, killed):
         wait_for((cell.folder / "checkpoints/last.ckpt").exists)
@@ -88,8 +88,8 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     run_of(record(killed.folder)["job"]).kill()
     stopped.wait()
     assert "Stopped by SIGTERM after update" in (first.folder / "log.txt").read_text()
-    wait_for(lambda: state_of(after) == "failed")
-    assert reason(killed).startswith("killed by SIGKILL") and reason(after) == f"{killed.folder} failed"
+    wait_for(lambda: state_of(killed) == "failed")
+    assert reason(killed).startswith("killed by SIGKILL") and state_of(after) == "waiting"
     wait_for(lambda: record(first.folder)["resumed"])
 
     # A kill of the job takes its run along; SLURM says that it has ended.
@@ -104,11 +104,11 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     assert state_of(first) == "failed" and reason(first).startswith(f"job {job}: its process was killed")
 
     Path("go-on").touch()
-    slurm.submit(swept, found, SlurmOptions(cells_per_job=4), None, "local")
-    assert len({record(cell.folder)["job"] for cell in found}) == 1
-    job = psutil.Process(int(record(first.folder)["job"]))
-    wait_for(lambda: {state_of(cell) for cell in found} == {"done"})
-    job.wait()
+    for done in ((first, killed), (second, after)):
+        slurm.submit(
+            swept, [cell for cell in found if state_of(cell) != "done"], SlurmOptions(), None, "local"
+        )
+        wait_for(lambda done=done: {state_of(cell) for cell in done} == {"done"})
     assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
     plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
     assert sweep(write_sweep(**spec | plain)) == 0
@@ -116,49 +116,54 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
 
 
 def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
-    """One array that waits for the preparations; the same command shows states, and retries what failed."""
-    made = {"output": "later", "command": "inspect nothing"}
+    """One array; the same command shows states, and retries what failed."""
     spec = {"methods": {"dpo": None, "second": SECOND}, "noise_rates": [0.2, 0.3], "devices": 2}
-    path = write_sweep(**spec, prepare=[made])
+    path = write_sweep(**spec)
     more = ["--slurm.time", "2:00:00", "--slurm.partition", "gpu", "--slurm.account", "us"]
     more += ["--slurm.sbatch", '{"mem": "64G"}', "--jobs", "3"]
     words = commands / "sbatch.words"
     say(commands, "sbatch", f"Submitted batch job $((5 + $(wc -l < {words})))")
-    say(commands, "squeue", "7_0|RUNNING", "7_1|PENDING", "7_2|CANCELLED", "7_3|TIMEOUT")
+    say(commands, "squeue", "6_0|RUNNING", "6_1|PENDING", "6_2|CANCELLED", "6_3|TIMEOUT")
     assert sweep(path, *SUBMIT, *more) == 1
     said = "".join(capsys.readouterr())
-    preparing, array = (Path(line).read_text() for line in words.read_text().split())
+    (array,) = (Path(line).read_text() for line in words.read_text().split())
     for line in ("partition=gpu", "account=us", "time=120", "signal=USR2@300", "requeue", "mem=64G"):
-        assert f"#SBATCH --{line}\n" in preparing and f"#SBATCH --{line}\n" in array
-    for line in ("gpus-per-node=2", "array=0-3%3", "dependency=afterok:6", "kill-on-invalid-dep=yes"):
         assert f"#SBATCH --{line}\n" in array
-    assert "array" not in preparing and "dependency" not in preparing
-    assert "Submitted 8 cells as 4 jobs" in said
-    assert "dpo-noise20-seed0 is submitted as job 7_0 (RUNNING)" in said
-    assert "second-noise30-seed0 is submitted as job 7_1 (PENDING)" in said
-    assert "dpo-noise20-seed1 failed: job 7_2: cancelled (" in said
-    assert "second-noise30-seed1 failed: job 7_3: timed out (" in said
+    for line in ("gpus-per-node=2", "array=0-3%3"):
+        assert f"#SBATCH --{line}\n" in array
+    assert "Submitted 4 cells" in said
+    assert "second-noise20-seed0 is not submitted: dpo-noise20-seed0 is not done" in said
+    assert "dpo-noise20-seed0 is submitted as job 6_0 (RUNNING)" in said
+    assert "dpo-noise30-seed0 is submitted as job 6_1 (PENDING)" in said
+    assert "dpo-noise20-seed1 failed: job 6_2: cancelled (" in said
+    assert "dpo-noise30-seed1 failed: job 6_3: timed out (" in said
 
-    # Nothing of it is run here, or submitted twice; of a forgotten job the accounting is asked.
+    # Nothing of it is submitted twice; of a forgotten job the accounting is asked.
     say(commands, "squeue", "slurm_load_jobs error: Invalid job id specified", status=1, to=">&2")
-    say(commands, "sacct", "7_0|CANCELLED by 0", "7_1|RUNNING")
-    assert sweep(path) == 1
+    say(commands, "sacct", "6_0|CANCELLED by 0", "6_1|RUNNING")
+    assert sweep(path, *SUBMIT) == 1
     said = "".join(capsys.readouterr())
-    assert "dpo-noise20-seed0 failed: job 7_0: cancelled" in said
-    assert "dpo-noise30-seed0 is submitted as job 7_1" in said and len(words.read_text().split()) == 2
+    assert "dpo-noise20-seed0 failed: job 6_0: cancelled" in said
+    assert "dpo-noise30-seed0 is submitted as job 6_1" in said and len(words.read_text().split()) == 1
     say(commands, "sacct", "Slurm accounting storage is disabled", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 1
-    assert "dpo-noise30-seed0 failed: job 7_1: SLURM has no record of the job" in "".join(capsys.readouterr())
+    assert "dpo-noise30-seed0 failed: job 6_1: SLURM has no record of the job" in "".join(capsys.readouterr())
 
-    say(commands, "squeue", "8|RUNNING", "9_0|PENDING", "9_1|PENDING")
-    assert sweep(path, *SUBMIT, "--retry_failed", "--slurm.cells_per_job", "3") == 0
-    said = "".join(capsys.readouterr())
-    assert "preparations as job 8" in said and "Submitted 8 cells as 2 jobs" in said
+    say(commands, "squeue", *(f"7_{i}|PENDING" for i in range(4)))
+    assert sweep(path, *SUBMIT, "--retry_failed") == 0
+    assert "Submitted 4 cells" in "".join(capsys.readouterr())
     say(commands, "squeue", "slurm_load_jobs error: Unable to contact slurm controller", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 0
     said = capsys.readouterr()
     assert "Unable to contact slurm controller; try again later" in said.err
-    assert "second-noise30-seed1 is submitted as job 9_1 (SLURM does not answer here)" in said.out
+    assert "dpo-noise30-seed1 is submitted as job 7_3 (SLURM does not answer here)" in said.out
+
+
+def test_preparations_come_first(write_sweep, commands, capsys):
+    made = {"output": "nowhere", "command": "configs copy nothing x.yaml"}
+    assert sweep(write_sweep(methods={"dpo": None}, prepare=[made]), *SUBMIT) == 2
+    assert "nowhere is missing, which the cells need; make it in a job of its own" in capsys.readouterr().err
+    assert not (commands / "sbatch.words").exists()
 
 
 def test_a_killed_run_was_out_of_memory(write_sweep, commands):
@@ -171,21 +176,17 @@ def test_a_killed_run_was_out_of_memory(write_sweep, commands):
 
 
 def test_what_a_job_runs(write_sweep, monkeypatch):
-    """A preparation that fails is why its cells failed; a cell of another job is left alone."""
+    """A cell of another job is left alone."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "configs copy nothing x.yaml"}]))
-    (cell, other, *_) = cells(swept)
-    slurm.state.submitted(cell, "3_0")
+    swept = read_sweep(write_sweep())
+    (other, *_) = cells(swept)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "3")
-    with pytest.raises(UserError, match="did not make nowhere"):
-        slurm.Job(swept, [cell], 60, prepares=True)()
-    assert state_of(cell) == "failed" and "did not make nowhere" in reason(cell)
     slurm.state.submitted(other, "4")
-    slurm.Job(swept, [other], 60)()
+    slurm.Job(swept, other, 60)()
     assert state_of(other) == "submitted" and not (other.folder / "log.txt").exists()
     slurm.state.submitted(other, "3")
-    slurm.Job(replace(swept, devices=9), [other], 60)()
+    slurm.Job(replace(swept, devices=9), other, 60)()
     assert state_of(other) == "failed" and reason(other).startswith("1 jobs with 9 GPUs each need 9")
 
 
@@ -193,8 +194,7 @@ def test_what_a_job_runs(write_sweep, monkeypatch):
     ("options", "why"),
     [
         (["--slurm.partition", "gpu"], "--slurm options have no effect without --launcher slurm"),
-        ([*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30 and"),
-        ([*SUBMIT, "--slurm.cells_per_job", "0"], "--slurm.cells_per_job 0, but"),
+        ([*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30, but it must be at least 0:01:00"),
         ([*SUBMIT, "--slurm.partition", "x"], "SLURM takes no jobs here: sbatch: error: no partition x"),
     ],
 )

@@ -1,0 +1,40 @@
+"""What torch's ``varlen_attn`` computes on a GPU, by SDPA on any device and dtype."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def looped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    *longest: int,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, 0),
+    enable_gqa: bool = True,
+) -> Tensor:
+    """Return ``varlen_attn``'s causal result by SDPA, a sequence at a time, on any device and dtype.
+
+    Shapes are (T, H, D), (K, H', D) and (K, H', D); the window's right side is 0.
+    """
+    found = []
+    spans = zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True)
+    for (start, end), (first, last) in spans:
+        queries, keys = end - start, last - first
+        mask = None
+        if queries != keys or -1 < window_size[0] < keys - 1:
+            # The last query attends to the last key.
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
+            if window_size[0] > -1:
+                mask.triu_(keys - queries - window_size[0])
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+        )
+        found.append(out[0].transpose(0, 1))
+    return torch.cat(found)
