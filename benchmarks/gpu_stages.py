@@ -448,6 +448,20 @@ class Speed(Bench):
         over = (9 * median(plain) + median(vnet)) / median(plain) / 10
         return {"vnet": vnet, "plain": plain, "says": f"{says}{over:.2f}"}
 
+    def profiled(self, setting: str, way: str) -> Row:
+        """The kernels that one of our updates spends most time in, after one that is not counted."""
+        kind, on = ("self_device_time_total", "CUDA") if self.on_gpu else ("self_cpu_time_total", "CPU")
+        self.seconds(setting, way, 1)
+        with torch.profiler.profile() as profile:
+            [wall] = self.seconds(setting, way, 1)
+        events = [event for event in profile.key_averages() if event.device_type.name == on]
+        events = sorted(events, key=lambda event: getattr(event, kind), reverse=True)
+        kernels = {event.key[:120]: (getattr(event, kind) / 1e6, event.count) for event in events[:40]}
+        total, count = sum(getattr(e, kind) for e in events) / 1e6, sum(event.count for event in events)
+        largest = [f"{spent / total:.0%} {key[:60]}" for key, (spent, _) in kernels.items()][:12]
+        says = f"{count:,} kernels, {total:.3g} s of {wall:.3g} s: {'; '.join(largest)}"
+        return {"kernels": kernels, "wall": wall, "says": says}
+
 
 def timed(place: Place, size: str) -> Speed:
     """Contestants of this size."""
@@ -473,6 +487,7 @@ def speed(place: Place, size: str) -> Measured:
     yield trl("recomputed", 1)
     yield trl("recomputed, 32 at once", 1)
     yield vnet(fits, BOTH)
+    yield f"profile of an update: {fits}; {BOTH}", partial(of.profiled, fits, BOTH)
     yield ours("recomputed", SHARED, 1)
     yield ours("recomputed", BOTH, 1)
     if small:

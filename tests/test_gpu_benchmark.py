@@ -158,7 +158,7 @@ def test_killed_and_resumed(how, tmp_path):
     found = measured("7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
     assert found.returncode == 0, found.stdout
     after = rows(tmp_path / "b/rows.jsonl")
-    assert not before.keys() & after.keys() and len(before) + len(after) == 8
+    assert not before.keys() & after.keys() and len(before) + len(after) == 9
     every = before | after
     ours, trl = every["ours, recomputed; sdpa, shared, turn 1"], every["TRL, recomputed, turn 1"]
     assert len(ours["updates"]) == len(trl["updates"]) == 3 and ours["way"].startswith("a shared prompt")
