@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from pacmr_lightning.memory import return_freed_memory
+from pacmr_lightning.policy.memory import return_freed_memory
 
 MIB = 2**20
 BLOCK = 2**16

@@ -24,7 +24,7 @@ from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..flip_detection import weight_gap
+from ..metrics import weight_gap
 from .visits import VisitsCallback, record_of
 
 

@@ -22,7 +22,7 @@ from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting import VNet
 
-from ..flip_detection import NUMBERS, weight_gap
+from ..metrics import WEIGHT_GAP, weight_gap
 from .to_loggers import PAIR_WEIGHTS, log_numbers
 from .visits import VisitsCallback
 
@@ -117,7 +117,7 @@ class WeightGap(VisitsCallback):
         scalars = {
             f"{PAIR_WEIGHTS}/{row['set']}_{name}": row[name]
             for row in found
-            for name in ("mean", *NUMBERS, "mean_swapped", "rising")
+            for name in ("mean", *WEIGHT_GAP, "mean_swapped", "rising")
             if row["category"] == ALL and row[name] is not None
         }
         log_numbers(trainer, scalars)

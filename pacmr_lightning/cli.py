@@ -14,9 +14,9 @@ from importlib.metadata import version
 from typing import Any
 
 from .command_line.exceptions import sentence, stop
+from .command_line.loading import loading
 from .command_line.output import only_results
 from .command_line.short_forms import EXAMPLE, page, run_page
-from .loading import loading
 
 RUNS = {
     "fit": "Trains a policy: DPO, PACMR-DPO and other methods, or SFT.",

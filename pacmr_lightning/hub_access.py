@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import UserError, first_line
-from .files import local_path
+from .files import content_digest, local_path
 
 NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
 """Errors of the HTTP clients of huggingface_hub's versions, by name."""
@@ -72,3 +72,18 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
                 f"and {problem}; {hint}"
             )
     return name
+
+
+def model_state(name: str) -> str | None:
+    """Return a digest of a model's folder, or the commit of its Hub id.
+
+    Raises:
+        UserError: see ``locate``.
+        OSError: the Hub has no such model.
+    """
+    from transformers.utils import cached_file, extract_commit_hash
+
+    place = locate(name)
+    if Path(place).is_dir():
+        return content_digest(place)
+    return extract_commit_hash(cached_file(place, "config.json"), None)

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..command_line.loading import loading
 from ..errors import UserError
 from ..files import local_path
-from ..loading import loading
 
 
 def quickstart(

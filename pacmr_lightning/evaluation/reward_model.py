@@ -16,8 +16,7 @@ from tqdm import tqdm
 from ..chat_template import render_messages
 from ..errors import UserError, check_at_least, first_line
 from ..files import expanded
-from ..hub_access import locate
-from ..model_folder import model_state
+from ..hub_access import locate, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
 from ..waiting import waiting

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
 from ..gradient import Direction, add_gradient
-from ..memory import ram
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora_layer import PerPair, TokensOfPairs, UnsupportedLoraError
+from ..policy.memory import ram
 from ..policy.token_layout import Rows
 from ..ranks import min_over_ranks, ranks
 from ..rewards import Rewards

@@ -16,7 +16,6 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
 from ..files import expanded
-from ..memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
 from ..recorded import Recorded
@@ -38,6 +37,7 @@ from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
+from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .middle_states import middle_states
 from .quantized import AskedQuantization, check_quantization, quantized_numerics

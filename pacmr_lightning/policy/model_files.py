@@ -14,8 +14,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError, first_line
-from ..memory import free_memory
 from ..numerics import not_finite
+from .memory import free_memory
 from .merged_adapters import untie_head
 
 KEPT = 0.95

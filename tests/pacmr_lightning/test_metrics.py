@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.flip_detection import weight_gap
-from pacmr_lightning.metrics import RunningMeans, WeightStatistics, gold_accuracy
+from pacmr_lightning.metrics import RunningMeans, WeightStatistics, gold_accuracy, weight_gap
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import Weights
 

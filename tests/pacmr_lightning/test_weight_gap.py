@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pacmr_lightning.flip_detection import NUMBERS, weight_gap
+from pacmr_lightning.metrics import WEIGHT_GAP, weight_gap
 
 
 def make(count=400, seed=0, unknown=0.2, scale=0.2):
@@ -34,7 +34,7 @@ def test_against_scikit_learn(scale, digits):
     weights, flipped = make(scale=scale)
     weights = (weights * 10**digits).round() / 10**digits
     found = weight_gap(weights, flipped)
-    assert tuple(found) == NUMBERS
+    assert tuple(found) == WEIGHT_GAP
     assert found == pytest.approx(expected(weights, flipped), abs=2e-6)
     assert found["auroc"] != 0.5
 

@@ -14,7 +14,7 @@ HOLES = """
 import os
 from pathlib import Path
 import torch
-from pacmr_lightning.memory import return_freed_memory
+from pacmr_lightning.policy.memory import return_freed_memory
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

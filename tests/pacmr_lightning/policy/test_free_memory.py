@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from pacmr_lightning import memory as module
-from pacmr_lightning.memory import free_memory, ram
+from pacmr_lightning.policy import memory as module
+from pacmr_lightning.policy.memory import free_memory, ram
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .waiting import waiting
+from ..waiting import waiting
 
 
 @contextmanager
