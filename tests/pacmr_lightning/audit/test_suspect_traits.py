@@ -42,13 +42,13 @@ def found(table):
 @pytest.mark.parametrize(("rate", "prompts"), [(0.02, None), (0.3, None), (0.1, 40)])
 def test_false_alarms(rate, prompts):
     """Where nothing explains suspected, more than 6 of 40 audits say something with P below 0.3%."""
-    alarms = 0
+    alarms = tested = 0
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
         table = traits(pairs, chosen, rejected)
-        assert table["p"].notna().sum() > 1
+        tested += table["p"].notna().sum()
         alarms += not found(table).empty
-    assert alarms <= binom.ppf(0.997, 40, LEVEL)
+    assert alarms <= binom.ppf(0.997, 40, LEVEL) and tested > 100
 
 
 def test_pairs_of_a_prompt_are_not_independent():
