@@ -106,7 +106,7 @@ class Health(Callback):
         record = record_of(outputs)
         g, u = wide(record.weight.detach()), record.u.detach()
         a = held = torch.zeros_like(g)
-        if record.a is not None:
+        if record.a is not None and record.b is not None:
             a = wide(record.a.detach())
             held = restraint(a, wide(record.b.detach()), getattr(pl_module.weighting, "floor", 0.0))
         columns = (torch.ones_like(g), g, g**2, a, held, u > SATURATED_U)

@@ -159,11 +159,13 @@ def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]
         return key, f"there is no class or file {found[1]}; {_meant(near) or choice}"
     if found := re.search(r"Problem with given class_path '(.*?)':\s*(.*)", text):
         return key, f"{found[1]} cannot be imported ({found[2].rstrip('.')}); {choice}"
+    if "is abstract" in text and re.fullmatch(r"\w+(\.\w+)+", value):
+        return key, f"{value} lacks an abstract method of its base class; define it, or {choice}"
     if "is abstract" in text or "Not a valid subclass of" in text or "Option 'class_path'" in text:
         got = f", but got {value}; {choice}" if "alue: " in text else "."
         return key, f"expected a class, with class_path and init_args only{got}"
-    if "does not correspond to a subclass of" in text:
-        return key, f"{flat.lstrip('- ')}; {choice}"
+    if found := re.search(r"path (?:(\S+) )?does not correspond to a subclass of (\w+)", text):
+        return key, f"{found[1] or value} is no {found[2]}; {choice}"
     if kinds := re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", text, re.MULTILINE):
         return key, _expected(kinds, value)
     if found := re.search(r"[oO]ption '([^']+)'", text):

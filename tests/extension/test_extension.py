@@ -283,9 +283,10 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
         return fails(capsys, ["fit", *arguments(run="bad"), *words])
 
     line = said("--model.objective", "my_preferences.Slick")
-    assert "model.objective: there is no class my_preferences.Slick; choose one of" in line
+    assert "model.objective: my_preferences.Slick cannot be imported (module" in line
+    assert "has no attribute 'Slick'); choose one of" in line
     line = said("--data.noise", "my_preference.LengthBias")
-    assert "my_preference.LengthBias cannot be imported (No module named 'my_preference'); correct" in line
+    assert "my_preference.LengthBias cannot be imported (No module named 'my_preference'); choose" in line
     line = said("--model.weighting", "my_preferences.SLiC")
     assert "model.weighting: my_preferences.SLiC is no Weighting; choose one of" in line
     line = said("--model.weighting", "odd_weighting.Half")

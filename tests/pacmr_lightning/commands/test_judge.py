@@ -354,9 +354,9 @@ def test_one_sentence_and_status_2(files, server, tmp_path, capsys):
     assert "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1" in stops(
         *files, "--judge", "EndpointJudge"
     )
-    assert "there is no class Judgge" in stops(*files, "--judge", "Judgge")
+    assert "there is no class or file Judgge" in stops(*files, "--judge", "Judgge")
     told = stops(*files, *endpoint, server.url, "--judge.task", "neither")
-    assert "judge.task: expected one of 'summary', 'dialogue', 'tldr', 'hh', but got neither" in told
+    assert "judge.task: expected 'summary', 'dialogue', 'tldr' or 'hh', but got neither" in told
     server.always = (400, {"message": "'temperature' is not supported with this model"})
     told = stops(*files, *endpoint, server.url, "--judge.retries", "0")
     assert "refuses the temperature" in told and "set temperature: null" in told

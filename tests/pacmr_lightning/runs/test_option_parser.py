@@ -61,7 +61,7 @@ VNET --model.weighting.outer DPO
 --model.objective nowhere.yaml
     model.objective: nowhere.yaml cannot be imported (No module named 'nowhere'); choose one of
 --model.policy peft.LoraConfig
-    model.policy: Import path peft.LoraConfig does not correspond to a subclass of PolicyModel; choose one
+    model.policy: peft.LoraConfig is no PolicyModel; choose one
 --model.policy.target_modules '[1, 2]'
     model.policy.target_modules: expected str, but got [1, 2].
 --model PreferenceModul
