@@ -305,7 +305,7 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
         "noise_seed: `42`",
         f"Rows (train): rows 16, kept 16, flipped {summary['counts']['train']['flipped']}",
         "method: pacmr",
-        "objective: {class: DPO, beta: 0.7}",
+        "objective: {class: DPO, beta: 0.7, sft_weight: 0.0}",
         "estimator: {class: GhostDotProduct}",
         f"| val/rewards/accuracies | {summary['val_accuracy']:.4g} |",
         f"torch {torch.__version__}",
