@@ -442,12 +442,8 @@ def _values(
     """Return methods in blocks of the knowledge that they are given; the best of each block is bold."""
     columns = _columns(numbers, keys)
     rows: list[list[Entry]] = []
-    lines, given = [], None
     best = numbers.groupby(["given", "noise", *keys])[measure].transform("max")
     for method in [name for name in sweep.methods if name in set(numbers["method"])]:
-        if frontier.block_of(method) != given and rows:
-            lines.append(len(rows))
-        given = frontier.block_of(method)
         entries: list[Entry] = []
         for column in columns:
             found = _at(numbers, method, keys, column)
@@ -457,11 +453,9 @@ def _values(
             row = found.iloc[0]
             is_best = bool(row[measure] == best[found.index[0]])
             entries.append(Value(row[measure], row[f"{measure}_stderr"], NUMBERS[measure].digits, is_best))
-        rows.append([given, sweep.methods[method].label or method, *entries])
+        rows.append([frontier.block_of(method), sweep.methods[method].label or method, *entries])
     caption = f"{NUMBERS[measure].heading} of each method {words}; mean ± standard error over seeds"
-    return Table(
-        f"{name}-{measure}", caption, [("", "Given"), ("", "Method"), *_headings(columns)], rows, tuple(lines)
-    )
+    return Table(f"{name}-{measure}", caption, [("", "Given"), ("", "Method"), *_headings(columns)], rows)
 
 
 def _gaps(

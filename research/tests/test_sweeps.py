@@ -22,6 +22,8 @@ PLAIN = {
         "tldr_cpu": 7,
         "tldr_reproduction": 6,
         "world_alpha": 90,
+        "sft_term": 36,
+        "vote_policies": 56,
     },
 }
 SIZES = FRONTIERS | PLAIN
