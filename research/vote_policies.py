@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.files import write_frame
-from pacmr_lightning.runs.finished_run import find_run, load_run
+from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
 
 from . import command
 
@@ -44,11 +44,12 @@ def cells(folder: Path, folds: Path) -> Iterator[dict[str, object]]:
     for path in sorted(folder.glob("*/summary.json")):
         found = json.loads(path.read_text())
         votes = pd.read_csv(folds / f"fold-{found['seed']}/votes.csv").set_index("id")["contradicted"]
-        u = test_scores(path.parent)
+        run = find_run(str(path.parent), "last")
+        u = test_scores(run)
         wrong = votes.loc[u.index].to_numpy()
         yield {
             "method": found["method"],
-            "beta": find_run(str(path.parent), "last").model["init_args"]["objective"]["init_args"]["beta"],
+            "beta": run.model["init_args"]["objective"]["init_args"]["beta"],
             "fold": found["seed"],
             "accuracy": (u > 0).mean(),
             "auroc": roc_auc_score(wrong, np.where(wrong, u, -u)),
@@ -58,13 +59,13 @@ def cells(folder: Path, folds: Path) -> Iterator[dict[str, object]]:
         }
 
 
-def test_scores(run: Path) -> pd.Series:
+def test_scores(run: FinishedRun) -> pd.Series:
     """Return u of the test pairs by id, where the majority's response is chosen."""
-    kept = run / "test-u.csv"
+    kept = Path(run.folder) / "test-u.csv"
     if not kept.exists():
-        module, data, _ = load_run(find_run(str(run), "last"), as_trained=True)
+        module, data, _ = load_run(run, as_trained=True)
         data.setup("validate")
-        write_frame(kept, last_pass(module, data.validation_pairs, run.name)[["id", "u"]])
+        write_frame(kept, last_pass(module, data.validation_pairs, kept.parent.name)[["id", "u"]])
     return pd.read_csv(kept, index_col="id")["u"]
 
 

@@ -43,7 +43,7 @@ from .middle_states import middle_states
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
 from .selfcheck import choose_plan
-from .token_layout import Layout, Rows, rows_of
+from .token_layout import Rows, rows_of
 
 OWN_KEYS = OVERRULED | {
     "r": "set the option rank instead",
@@ -307,10 +307,6 @@ class PolicyModel(Recorded, nn.Module):
     def log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
         """Return (N,) summed response log-probabilities, in nats."""
         return self.score(self.rows(batch) if rows is None else rows)
-
-    def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
-        """Return summed response log-probabilities of N pairs in a given layout."""
-        return self.score(rows_of(layout, batch))
 
     def score(self, rows: Rows) -> LogProbs:
         """Return summed response log-probabilities of laid-out pairs, adapter on or off."""

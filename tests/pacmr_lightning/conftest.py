@@ -13,6 +13,7 @@ import transformers
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.policy import PolicyModel, attention, packed_attention
+from pacmr_lightning.policy.token_layout import rows_of
 
 from .policy.looped_attention import looped_attention
 
@@ -142,9 +143,9 @@ def log_ratios(policy: PolicyModel, rows: list[dict], prompt: str = "prompt") ->
         ]
         pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
         with torch.no_grad():
-            now = policy.log_probs_in("plain", pair)
+            now = policy.score(rows_of("plain", pair))
             with policy.reference():
-                before = policy.log_probs_in("plain", pair)
+                before = policy.score(rows_of("plain", pair))
         found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
     return np.array(found)
 

@@ -23,7 +23,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
-from pacmr_lightning.policy.token_layout import separate_rows
+from pacmr_lightning.policy.token_layout import rows_of, separate_rows
 
 GPU = torch.device("cuda")
 
@@ -80,7 +80,7 @@ def flash_on_cpu(monkeypatch):
 
 
 def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
-    found = policy.log_probs_in(layout, batch)
+    found = policy.score(rows_of(layout, batch))
     loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
     gradient = torch.autograd.grad(loss, list(policy.adapter().values()))
     return [found.chosen, found.rejected, *gradient]

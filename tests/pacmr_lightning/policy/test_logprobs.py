@@ -152,7 +152,7 @@ def test_nothing_of_a_policy_is_random(config, make_batch, tmp_path):
         policy = PolicyModel(str(tmp_path), target_modules=["q_proj"], gradient_checkpointing=recomputed)
         torch.manual_seed(0)
         policy.build(announce=False)
-        value = policy.train().log_probs_in("separate", batch).chosen.sum()
+        value = policy.train().score(rows_of("separate", batch)).chosen.sum()
         found.append([value, *adapter_gradient(policy, value)])
     torch.testing.assert_close(*found)
 
@@ -285,7 +285,7 @@ def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_
     policy, batch = make_policy(name, double=True), make_batch()
 
     def found():
-        values = policy.log_probs_in(layout, batch)
+        values = policy.score(rows_of(layout, batch))
         loss = (values.chosen * torch.linspace(-1, 1, len(batch)) - values.rejected).sum()
         return [values.chosen, values.rejected, *adapter_gradient(policy, loss)]
 

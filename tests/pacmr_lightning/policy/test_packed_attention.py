@@ -18,7 +18,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys
-from pacmr_lightning.policy.token_layout import packed_rows
+from pacmr_lightning.policy.token_layout import packed_rows, rows_of
 
 from ..conftest import SHAPE
 from .looped_attention import looped_attention
@@ -29,7 +29,7 @@ PACKED = AttentionPlan(VARLEN, "packed")
 
 def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
     use_attention(policy.model, VARLEN if layout == "packed" else "sdpa")
-    found = policy.log_probs_in(layout, batch)
+    found = policy.score(rows_of(layout, batch))
     loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
     return [found.chosen, found.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
 
@@ -54,7 +54,7 @@ def test_experts(make_batch, packed, tmp_path):
     found, batch = policy.log_probs(make_batch()), make_batch()
     assert policy._plan == PACKED
     use_attention(policy.model, "sdpa")
-    torch.testing.assert_close(found.chosen, policy.log_probs_in("plain", batch).chosen, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.chosen, policy.score(rows_of("plain", batch)).chosen, atol=1e-4, rtol=0)
 
 
 def test_the_row_has_no_padding(make_batch):
@@ -158,10 +158,10 @@ def test_other_passes_of_the_same_model(make_policy, make_batch, caplog):
     assert policy._plan == PACKED
     assert "computed in pairs with a shared prompt packed into one row with varlen attention" in caplog.text
     # Other passes of the same model have the kernel's masks.
-    plain = policy.log_probs_in("plain", batch)
+    plain = policy.score(rows_of("plain", batch))
     tokens = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
     use_attention(policy.model, "sdpa")
-    assert torch.equal(plain.chosen, policy.log_probs_in("plain", batch).chosen)
+    assert torch.equal(plain.chosen, policy.score(rows_of("plain", batch)).chosen)
     again = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
     assert torch.equal(tokens, again) and tokens.shape[1] > 4
 

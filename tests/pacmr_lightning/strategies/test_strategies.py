@@ -180,13 +180,13 @@ base, folder, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 policy = PolicyModel(base, rank=2)
 policy.build(announce=False)
-right = policy.log_probs_in
-def wrong(layout, batch):
-    found = right(layout, batch)
-    found.chosen = found.chosen + (layout == "shared")
+right = policy.score
+def wrong(rows):
+    found = right(rows)
+    found.chosen = found.chosen + (rows.segment_ids is not None)  # shared ones
     return found
 if rank == 1:
-    policy.log_probs_in = wrong
+    policy.score = wrong
 policy.log_probs(PairBatch.collate(["x"], [[5, 6, 7]], [[8, 9]], [[10, 11]]))
 print("layout", policy._plan.layout)
 """
