@@ -17,9 +17,11 @@ from rich.console import Console
 from scipy.stats import t
 from sklearn.metrics import roc_auc_score
 
-from pacmr_lightning.analysis.last_pass import last_pass
+from pacmr_lightning.analysis.last_pass import log_probs
+from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.files import write_frame
-from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run, ready
 
 from . import command
 
@@ -65,7 +67,14 @@ def test_scores(run: FinishedRun) -> pd.Series:
     if not kept.exists():
         module, data, _ = load_run(run, as_trained=True)
         data.setup("validate")
-        write_frame(kept, last_pass(module, data.validation_pairs, kept.parent.name)[["id", "u"]])
+        policy, pairs = ready(module), data.validation_pairs
+        if pairs.reference is None:
+            pairs.reference = pairs.reference_log_probs(policy)
+        # Not last_pass: it also asks for weights, and an audit has none for test pairs.
+        now = LogProbs(*pairs.values_as_trained(log_probs, policy, kept.parent.name).unbind(1))
+        batch = pairs.batch(list(range(len(pairs))))
+        u = Rewards.of(now, batch, module.objective.beta).u
+        write_frame(kept, pd.DataFrame({"id": batch.ids, "u": u.double().numpy()}))
     return pd.read_csv(kept, index_col="id")["u"]
 
 

@@ -58,7 +58,8 @@ def run_of(job: str) -> psutil.Process | None:
 def no_job_left():
     """Kills the jobs of a test that has failed, which would wait for ever."""
     yield
-    jobs = [job for job in psutil.Process().children() if "submitit.local._local" in job.cmdline()]
+    there = [job for job in psutil.Process().children() if job.status() != psutil.STATUS_ZOMBIE]
+    jobs = [job for job in there if "submitit.local._local" in job.cmdline()]
     for process in [each for job in jobs for each in (job, *job.children(recursive=True))]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
