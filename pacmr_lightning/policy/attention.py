@@ -90,13 +90,13 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
         )
 
 
-def packs(model: PreTrainedModel, device: torch.device, compiles: bool) -> bool:
-    """True where shared rows are packed; compiled, each number of tokens would compile anew."""
-    return device.type == "cuda" and model.dtype in HALF and model._supports_flash_attn and not compiles
+def packs(model: PreTrainedModel, device: torch.device) -> bool:
+    """True where shared rows are packed."""
+    return device.type == "cuda" and model.dtype in HALF and model._supports_flash_attn
 
 
 def attention_plans(
-    model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device, compiles: bool = False
+    model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device
 ) -> list[AttentionPlan]:
     """Return plans in a fixed order, so that all processes and resumed runs agree."""
     own = attention_of(model)
@@ -105,7 +105,7 @@ def attention_plans(
     if layout == "separate" or own not in PLAIN:
         return found
     found.insert(0, AttentionPlan(own, "shared"))
-    if asked == "auto" and packs(model, device, compiles):
+    if asked == "auto" and packs(model, device):
         found.insert(0, AttentionPlan(VARLEN, "packed"))
     return found
 

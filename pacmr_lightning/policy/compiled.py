@@ -28,7 +28,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     allow_recompilations()
     for layer in layers:
         own = [module for module in layer.modules() if isinstance(module, PolicyLora)]
-        layer.forward = partial(_forward, own, layer.forward, torch.compile(layer.forward))
+        layer.forward = partial(_forward, own, layer.forward, torch.compile(layer.forward, dynamic=True))
 
 
 def allow_recompilations() -> None:

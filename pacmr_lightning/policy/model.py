@@ -1,8 +1,9 @@
 """PolicyModel: a frozen base with a LoRA adapter, log-probabilities and generation."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -86,12 +87,13 @@ class PolicyModel(Recorded, nn.Module):
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses; on a GPU with a half-precision base all
-            pairs are then packed into one row without padding (``varlen_attn``), unless ``compile`` or
+            pairs are then packed into one row without padding (``varlen_attn``), unless
             ``attn_implementation`` is set. "separate" runs one sequence a row. "auto" is "shared" with SDPA
             and eager attention, which take a mask, and else "separate". It is checked on the longest and
             shortest pairs first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
-        compile: run the layers through torch.compile, but in passes that take single pairs' gradients.
+        compile: run the layers through torch.compile, but in passes that take single pairs' gradients. The
+            seconds that it takes are printed; torch keeps compiled code in ``TORCHINDUCTOR_CACHE_DIR``.
         quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
             quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
         lora_compute_dtype: "base" computes LoRA's products in the base's dtype, as bf16 autocast does: less
@@ -400,9 +402,14 @@ class PolicyModel(Recorded, nn.Module):
         if row <= self._checked[0] and sequence <= self._checked[1]:
             return
         self._checked = max(row, self._checked[0]), max(sequence, self._checked[1])
-        self._plan = choose_plan(
-            self.model, self.attn_implementation, self.layout, pairs, self.score, self.compiles
-        )
+        start = time.monotonic()
+        with waiting("Compiling the layers") if self.compiles else nullcontext():
+            self._plan = choose_plan(
+                self.model, self.attn_implementation, self.layout, pairs, self.score, self.compiles
+            )
+        if self.compiles:
+            seconds = time.monotonic() - start
+            rank_zero_info(f"The layers were compiled, and checked on these pairs, in {seconds:.0f} s.")
 
     def _plan_for(self, batch: PairBatch) -> AttentionPlan:
         # A loop of one's own may not call ``check``. Processes differ in their batches, so that after the

@@ -74,7 +74,7 @@ def choose_plan(
     device = next(iter(lora_linears(model).values())).weight.device
     pairs = move_data_to_device(batch.extremes(), device)
     check = _PairCheck(model, pairs, score, trusted, compiled)
-    candidates = attention_plans(model, asked, layout, device, compiled)
+    candidates = attention_plans(model, asked, layout, device)
     was_training = model.training
     model.train()  # as in training, where gradient checkpoints apply; there is no dropout
     try:

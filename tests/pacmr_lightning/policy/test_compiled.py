@@ -6,15 +6,22 @@ from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, packed_attention
+from pacmr_lightning.policy.attention import AttentionPlan
 from pacmr_lightning.policy.compiled import compile_layers
+from pacmr_lightning.policy.packed_attention import VARLEN
+
+from .looped_attention import opaque_attention
 
 # Of torch's own, when it traces an autograd.Function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -154,6 +161,37 @@ def named_calls(policy: PolicyModel, calls: list[str]):
     layer.forward = partial(forward.func, modules, *named)
     yield
     layer.forward = forward
+
+
+@pytest.mark.parametrize("options", [TWO, pytest.param(HALF, marks=pytest.mark.slow)])
+def test_graphs_serve_packed_pairs_of_any_lengths(options, make_policy, make_batch, monkeypatch):
+    """A layer is one graph: for the first, whose input has no gradient, for others, and without gradients."""
+    made = []
+
+    def counted(kind):
+        return lambda graph, inputs: made.append(kind) or make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=counted("forward"), bw_compiler=counted("backward"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    counters.clear()
+    options = {"layout": "packed", **options}
+    plain, compiled = make_policy(**options), make_policy(compile=True, **options)
+    compiled.load_state_dict(plain.state_dict())
+    monkeypatch.setattr(packed_attention, "varlen_attn", opaque_attention)
+    for n, seed in [(4, 0), (9, 1), (1, 2), (2, 3)]:
+        batch = make_batch(n, seed=seed)
+        found, truth = (
+            torch.autograd.grad((x.chosen - x.rejected).sum(), policy.adapter().values())
+            for policy, x in ((policy, policy.log_probs(batch)) for policy in (compiled, plain))
+        )
+        assert all(map(torch.equal, found, truth))
+        with torch.no_grad():
+            assert torch.equal(compiled.log_probs(batch).chosen, plain.log_probs(batch).chosen)
+    assert compiled._plan == AttentionPlan(VARLEN, "packed")
+    assert (made.count("forward"), made.count("backward")) == (3, 2)
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
 
 
 def test_generation_is_not_compiled(graphs, plain_and_compiled, make_batch):

@@ -136,16 +136,15 @@ def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch)
 def test_auto_on_a_gpu(make_policy):
     """Half precision, and nothing that the layout does not go with."""
 
-    def first(name="llama", device=GPU, compiles=False, **options):
+    def first(name="llama", device=GPU, **options):
         policy = make_policy(name, **{"dtype": "bfloat16", **options})
         asked = policy.model, policy.attn_implementation, policy.layout
-        return attention_plans(*asked, device, compiles)
+        return attention_plans(*asked, device)
 
     assert first() == [PACKED, *(AttentionPlan("sdpa", name) for name in ("shared", "separate", "plain"))]
     assert first("gpt2")[0] == PACKED
     assert first(layout="shared")[0] == PACKED
-    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"})
-    others = (*others, {"compiles": True}, {"device": torch.device("cpu")})
+    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"}, {"device": torch.device("cpu")})
     for options in others:
         assert first(**options)[0] == AttentionPlan("sdpa", "shared"), options
 
