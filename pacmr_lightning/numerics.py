@@ -10,6 +10,8 @@ import torch
 from .errors import UserError
 
 AskedDtype = Literal["auto", "float32", "bfloat16"]
+Recomputed = bool | Literal["selective"]
+"""Activations that are recomputed in backward; "selective": all but products with the base, and attention."""
 
 
 def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
@@ -24,8 +26,8 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
     return torch.bfloat16 if gpu else torch.float32
 
 
-def recomputes(asked: bool | Literal["auto"]) -> bool:
-    """Return whether activations are recomputed in backward; "auto": on a GPU, until a fit tries it."""
+def recomputes(asked: Recomputed | Literal["auto"]) -> Recomputed:
+    """Return what is recomputed in backward; "auto": all on a GPU, until a fit tries it."""
     return torch.cuda.is_available() if asked == "auto" else asked
 
 

@@ -21,6 +21,7 @@ from ..batch import MicroBatchSize, PairBatch, TokenBudget
 from ..errors import UserError, is_out_of_memory
 from ..gradient import zeros
 from ..meta_gradient.virtual_step import shifted
+from ..numerics import Recomputed
 from ..policy import PolicyModel
 from ..ranks import max_over_ranks, min_over_ranks
 from ..strategies.sharding import shape
@@ -40,8 +41,8 @@ class Way(NamedTuple):
 
     size: int
     """Pairs, or rows, of a forward pass."""
-    recomputed: bool
-    """True if activations are recomputed in backward."""
+    recomputed: Recomputed
+    """Activations that are recomputed in backward."""
 
 
 class Fit(NamedTuple):
@@ -79,8 +80,8 @@ def fit_pairs(
     """Return the fastest way to run a step of pairs that fits; the policy recomputes accordingly.
 
     Args:
-        policy: on its GPU; with ``gradient_checkpointing`` "auto" both ways are tried, except under ZeRO-3,
-            which is for models that hardly fit: there activations are recomputed.
+        policy: on its GPU; with ``gradient_checkpointing`` "auto" activations are kept, then recomputed in
+            part, then all; under ZeRO-3, which is for models that hardly fit, all are recomputed.
         longest: as many of the longest pairs as a rank has in a step, by falling length.
         size: micro-batch; "auto" tries the divisors of their number.
         device: the GPU.
@@ -98,7 +99,8 @@ def fit_pairs(
         if not policy.is_sharded:
             # A GPU that waits for Python gains nothing by kept activations.
             busy = [n for n in sizes if n == sizes[0] or longest[:n].token_count >= BUSY]
-            ways = [*(Way(n, False) for n in busy), *ways]
+            least: list[Recomputed] = [False] if policy.compiles else [False, "selective"]
+            ways = [*(Way(n, recomputed) for recomputed in least for n in busy), *ways]
     parameters = policy.adapter()
 
     def loss(batch: PairBatch) -> Tensor:
@@ -160,7 +162,7 @@ def first_that_fits(
             full = max_over_ranks(int(peak > LIMIT * total), device)
             if not full or (way == ways[-1] and not ran_out):
                 return Fit(way, peak, total)
-    less = "lower" if way.recomputed else "set gradient_checkpointing to true, or lower"
+    less = "lower" if way.recomputed is True else "set gradient_checkpointing to true, or lower"
     raise UserError(
         f"Out of memory: {way.size} of the longest rows in one forward pass do not fit into the GPU's "
         f"{total / GIB:.3g} GiB; {less} the batch or data.max_length; docs/memory.md has more."

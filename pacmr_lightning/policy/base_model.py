@@ -12,14 +12,16 @@ import xxhash
 from peft import PeftConfig
 from safetensors import SafetensorError
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from ..errors import UserError, is_out_of_memory
 from ..hub_access import locate
-from ..numerics import not_finite
+from ..numerics import Recomputed, not_finite
 from ..strategies.sharding import whole
 from .attention import use_attention
+from .lora_layer import PolicyLora
 from .merged_adapters import merge_adapter
 from .model_files import mend_generation_config
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
@@ -215,7 +217,9 @@ def weights_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
+def recompute_activations(
+    model: PreTrainedModel, recomputed: Recomputed = True, dropout: bool = False
+) -> None:
     """Turn activation checkpointing on or off; ``dropout`` saves the random state with it."""
     # transformers' older name is gradient checkpointing.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
@@ -223,9 +227,19 @@ def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropo
         raise UserError(
             f"{type(model).__name__} cannot recompute activations; set gradient_checkpointing to false."
         )
-    if recomputed:
-        getattr(model, f"{kind}_checkpointing_enable")(
-            {"use_reentrant": False, "preserve_rng_state": dropout}
-        )
-    else:
+    for module in model.modules():
+        if isinstance(module, PolicyLora):
+            module.in_place = recomputed != "selective"
+    if not recomputed:
         getattr(model, f"{kind}_checkpointing_disable")()
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
+    if recomputed == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _kept)
+    getattr(model, f"{kind}_checkpointing_enable")(options)
+
+
+def _kept(context: object, operation: torch._ops.OpOverload, *_: Any, **__: Any) -> CheckpointPolicy:
+    name = operation.name()
+    products = name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
+    return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE

@@ -60,6 +60,8 @@ class PolicyLora(nn.Module):
     """(dA, dB), which are added to A and B."""
     per_pair: PerPair | None = None
     """If set, backward hands single pairs' gradients of A and B to it, and none to autograd."""
+    in_place = True
+    """False where the base's output is kept for backward, and may not be written."""
     compute_dtype: torch.dtype | None = None
     """The dtype of the products where the input has it; else they are in that of the weights."""
 
@@ -89,6 +91,8 @@ class PolicyLora(nn.Module):
         a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
         dtype = a.dtype if self.compute_dtype != x.dtype else self.compute_dtype
         da, db = (None, None) if self.shift is None else self.shift
+        if not self.in_place:
+            y = y.clone(memory_format=torch.contiguous_format)
         return _LoraProduct.apply(x, y, a, b, da, db, self.scaling[ADAPTER], dtype, self.per_pair)
 
 

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
 from ..files import expanded
-from ..numerics import AskedDtype, base_dtype, numerics, recomputes
+from ..numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
 from ..recorded import Recorded
 from ..strategies.sharding import is_sharded
@@ -82,8 +82,9 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, in a
-            fit only if a step does not fit without it (``modules.micro_batch_finder``).
+        gradient_checkpointing: recompute activations in backward, for memory. "selective" keeps the base's
+            products and attention, and recomputes the rest, such as norms. "auto" recomputes on a GPU, in a
+            fit only what a step needs to fit (``modules.micro_batch_finder``).
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses; on a GPU with a half-precision base all
@@ -113,7 +114,7 @@ class PolicyModel(Recorded, nn.Module):
         target_modules: str | list[str] = "all-linear",
         lora_options: dict[str, Any] | None = None,
         dtype: AskedDtype = "float32",
-        gradient_checkpointing: bool | Literal["auto"] = False,
+        gradient_checkpointing: Recomputed | Literal["auto"] = False,
         attn_implementation: str = "auto",
         layout: AskedLayout = "auto",
         logit_chunk: int = 512,
@@ -132,6 +133,11 @@ class PolicyModel(Recorded, nn.Module):
             raise UserError(
                 "compile and quantization are both set, but no 4-bit layer has been compiled here; set one "
                 "of them to its default."
+            )
+        if gradient_checkpointing == "selective" and compile:
+            raise UserError(
+                "compile and gradient_checkpointing selective are both set, but torch.compile decides itself "
+                "what a layer keeps; set gradient_checkpointing to true or false."
             )
         check_keys("lora_options", lora_options, LoraConfig, OWN_KEYS)
         self.lora = {
@@ -193,7 +199,7 @@ class PolicyModel(Recorded, nn.Module):
             self.gradient_checkpointing = self.asks_gradient_checkpointing = False
         self._length_limit = choose_by_row(self.model, self.model.config)
         if self.gradient_checkpointing:
-            recompute_activations(self.model)
+            recompute_activations(self.model, self.gradient_checkpointing)
         if self.compiles:
             compile_layers(self.model)
         self.train()
@@ -205,7 +211,7 @@ class PolicyModel(Recorded, nn.Module):
                 f"{trained:,} trained of {base.num_parameters():,} parameters."
             )
 
-    def recompute(self, recomputed: bool) -> None:
+    def recompute(self, recomputed: Recomputed) -> None:
         """Recompute activations in backward from now on, or keep them."""
         if recomputed != self.gradient_checkpointing:
             recompute_activations(self.model, recomputed)

@@ -207,6 +207,11 @@ def test_refused_at_zero3(make_policy, make_batch, monkeypatch):
         policy.log_probs(make_batch())
 
 
+def test_what_is_kept_is_torchs_choice():
+    with pytest.raises(UserError, match="set gradient_checkpointing to true or false"):
+        PolicyModel("model", compile=True, gradient_checkpointing="selective")
+
+
 def test_a_model_without_layers():
     with pytest.raises(UserError, match="no layers that can be compiled"):
         compile_layers(nn.Linear(2, 2))
