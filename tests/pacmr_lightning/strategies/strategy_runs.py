@@ -85,7 +85,7 @@ def run(base, folder, case):
             base,
             rank=4,
             dtype="bfloat16" if "bf16" in options else "float32",
-            gradient_checkpointing="checkpointing" in options,
+            gradient_checkpointing="selective" if "selective" in options else "checkpointing" in options,
             lora_compute_dtype="base" if "half" in options else "float32",
             quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces

@@ -18,13 +18,13 @@ ALONE_SLOW = (
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
-    *("ddp", "ddp-tokens", "ddp-guarded", "zero1", "zero2-micro-packed"),
+    *("ddp", "ddp-tokens", "ddp-guarded", "zero1", "zero2-micro-packed-selective"),
     *("zero3-few-packed", "zero3-from:zero1", "zero3-guarded"),
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
     *("ddp-bf16-half", "zero3-bf16-half"),
-    *("zero3", "zero3-micro-central-packed", "zero3-cached", "zero2-from:zero3"),
+    *("zero3", "zero3-micro-central-packed-selective", "zero3-cached", "zero2-from:zero3"),
 )
 
 
@@ -128,13 +128,13 @@ def slow(*values):
         # With distinct pairs on each rank, uneven shares of validation, and packed micro-batches in one case.
         *(
             ("together", case, "single")
-            for case in ("ddp", "zero1", "zero2-micro-packed", "zero3-from:zero1")
+            for case in ("ddp", "zero1", "zero2-micro-packed-selective", "zero3-from:zero1")
         ),
         ("together", "ddp-tokens", "single"),
         # From disk: rank 1 has no part of the reference's of its own to compute.
         slow("all_together", "zero3-cached", "single-cached"),
         slow("all_together", "zero3", "single"),
-        slow("all_together", "zero3-micro-central-packed", "single-central"),
+        slow("all_together", "zero3-micro-central-packed-selective", "single-central"),
         slow("all_together", "zero2-from:zero3", "single"),
         slow("all_alone", "single-from:../together/zero3", "single"),
     ],
