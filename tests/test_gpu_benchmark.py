@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+
+from .conftest import write_lines
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIRST = [sys.executable, str(BENCHMARKS / "gpu_first.py")]
@@ -41,8 +44,8 @@ def test_stages_that_are_asked_for(tmp_path):
     """What cannot be run is said in one sentence, with status 2; that there is no GPU, in the stage's row."""
     words = [*FIRST, "--output", str(tmp_path)]
     for more, said in (
-        (["speed"], "one stage or more of probes, correct"),
-        (["text", "--device", "cpu"], "needs --text"),
+        (["speed"], "one stage or more of runs, 1.5B"),
+        (["votes", "--device", "cpu"], "needs --text"),
         (["probes", "--earlier", "none.jsonl"], "none.jsonl does not exist"),
     ):
         found = subprocess.run([*words, *more], capture_output=True, text=True)
@@ -145,9 +148,9 @@ def test_the_tables(gpu_first, tmp_path):
 def test_killed_and_resumed(how, tmp_path):
     """What is on disk when the process is killed is not measured again, here or elsewhere."""
     file = tmp_path / "a/rows.jsonl"
-    words = [*FIRST, "--device", "cpu", "--seconds", "300", "7B", "--output", str(tmp_path / "a")]
+    words = [*FIRST, "--device", "cpu", "--seconds", "300", "TRL-7B", "--output", str(tmp_path / "a")]
     process = subprocess.Popen(words, start_new_session=True)
-    while not file.exists() or "TRL, recomputed, turn 1" not in file.read_text():
+    while not file.exists() or "turn 1" not in file.read_text():
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(how)
@@ -155,21 +158,51 @@ def test_killed_and_resumed(how, tmp_path):
     before = rows(file)
     time.sleep(3)
     assert rows(file) == before  # no process goes on
-    found = measured("7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
+    found = measured("TRL-7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
     assert found.returncode == 0, found.stdout
     after = rows(tmp_path / "b/rows.jsonl")
-    assert not before.keys() & after.keys() and len(before) + len(after) == 9
+    assert not before.keys() & after.keys() and len(before) + len(after) == 3
     every = before | after
-    ours, trl = every["ours, recomputed; sdpa, shared, turn 1"], every["TRL, recomputed, turn 1"]
+    way = "kept, 16 at once; auto, shared, LoRA in bf16"
+    ours, trl = every[f"ours, {way}, turn 1"], every["TRL, kept, 4 at once, turn 1"]
     assert len(ours["updates"]) == len(trl["updates"]) == 3 and ours["way"].startswith("a shared prompt")
     # Forward and backward through the two layers' MLPs, and more for all the rest.
     mlps = 4 * ours["tokens"] * 2 * 3 * 64 * 160
     assert mlps < ours["needed"] < 5 * mlps
-    ghost = every["PACMR-DPO, kept, 16 at once; auto, shared, LoRA in bf16, gradients kept"]
+
+
+@pytest.mark.slow
+def test_speed(tmp_path):
+    """Each change before and after, PACMR-DPO and the profile of one update."""
+    found = measured("1.5B", "--output", tmp_path, "--seconds", 900)
+    assert found.returncode == 0, found.stdout
+    every = rows(tmp_path / "rows.jsonl")
+    way = "kept, 32 at once; auto, shared, LoRA in bf16"
+    ghost, profile = every[f"PACMR-DPO, {way}, gradients kept"], every[f"profile of an update: {way}"]
     times = ghost["vnet"], ghost["plain"]
     assert [len(seconds) for seconds in times] == [2, 2]
     vnet, plain = map(median, times)
     assert ghost["says"].endswith(f"ten updates over DPO's {(9 * plain + vnet) / plain / 10:.2f}")
+    assert profile["profile"]["CPU"] and profile["says"].startswith("CPU: ")
+    turns = [name for name in every if name.startswith("ours, ")]
+    assert len(turns) == (5 if shutil.which("g++") else 3)
+
+
+@pytest.mark.slow
+def test_votes(tmp_path, tiny_llama, pair_rows):
+    """The cells of the sweep and their table, on pairs of the same form."""
+    text = tmp_path / "text"
+    tiny_llama(text / "model", num_hidden_layers=2)
+    pairs = pair_rows(64, augmented_prompt="In other words: what is the best of books?")
+    for name in ("train", "clean", "test"):
+        write_lines(text / f"folds/fold-0/{name}.jsonl", pairs[: 20 if name == "test" else 64])
+    votes = "".join(f"{row['id']},{i % 3 == 0}\n" for i, row in enumerate(pairs[:20]))
+    (text / "folds/fold-0/votes.csv").write_text(f"id,contradicted\n{votes}")
+    found = measured("votes", "--output", tmp_path, "--text", text, "--seconds", 900)
+    assert found.returncode == 0, found.stdout
+    every = rows(tmp_path / "rows.jsonl")
+    assert every["sweep"]["says"] == "2 cells"
+    assert [cell["method"] for cell in every["table"]["cells"]] == ["dpo", "refined"]
 
 
 @pytest.mark.slow
@@ -183,7 +216,7 @@ def test_whole_runs_are_killed_with_it(tmp_path):
                 found += [process] * os.readlink(process / "cwd").startswith(f"{tmp_path}/")
         return found
 
-    words = [*FIRST, "--device", "cpu", "correct", "--output", str(tmp_path / "a")]
+    words = [*FIRST, "--device", "cpu", "runs", "--output", str(tmp_path / "a")]
     process = subprocess.Popen(words, env=os.environ | {"TMPDIR": str(tmp_path)})
     while not runs():
         assert process.poll() is None
@@ -204,7 +237,7 @@ def test_probes(tmp_path):
 @pytest.mark.slow
 def test_what_is_right(tmp_path):
     """Gradients in another layout, whole runs, a resume and DeepSpeed."""
-    found = measured("correct", "--output", tmp_path, "--seconds", 900)
+    found = measured("correct", "runs", "--output", tmp_path, "--seconds", 900)
     assert found.returncode == 0, found.stdout
     every = rows(tmp_path / "rows.jsonl")
     assert len(every) == 21 and all(row.get("right", True) for row in every.values())
@@ -230,25 +263,30 @@ def test_what_travels(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(fetch, "download", download)
     monkeypatch.setattr(gpu_pack, "pip", pip)
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("{}\n")
+    folds = tmp_path / "folds"
+    for file in ("fold-0/train.jsonl", "audit-0/pairs.parquet"):
+        (folds / file).parent.mkdir(parents=True)
+        (folds / file).write_text("{}\n")
     one, two = tmp_path / "carry/1", tmp_path / "carry/2"
-    gpu_pack.pack(tmp_path / "carry", pairs, "3.12")
+    gpu_pack.pack(tmp_path / "carry", folds, "3.12")
     assert (one / "model.whl.1").read_bytes() + (two / "model.whl.2").read_bytes() == wheel
-    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1 and (two / "pairs.jsonl").read_text() == "{}\n"
+    assert [str(p.relative_to(two)) for p in two.rglob("*.*") if p.suffix != ".2"] == [
+        "folds/fold-0/train.jsonl"
+    ]
+    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1
     assert capsys.readouterr().out.count("MiB with the repository") == 2
     gpu_pack.pack(tmp_path / "alone", None, "3.12")
     assert not (tmp_path / "alone/2").exists()
     monkeypatch.setattr(gpu_pack, "LIMIT", 1000)
     with pytest.raises(SystemExit, match="too large: 0 MiB may travel"):
-        gpu_pack.pack(tmp_path / "carry", pairs, "3.12")
+        gpu_pack.pack(tmp_path / "again", folds, "3.12")
 
 
 def test_the_commands_of_the_page(gpu_first):
     """Each is bash, short enough to be sent, and names stages that there are."""
     section = (BENCHMARKS / "README.md").read_text().partition("## One GPU\n")[2]
     commands = [block.partition("```")[0] for block in section.split("```bash\n")[1:]]
-    assert len(commands) == 5
+    assert len(commands) == 6
     stages = []
     for command in commands:
         assert len(command) < 2000
@@ -256,13 +294,13 @@ def test_the_commands_of_the_page(gpu_first):
         for line in command.splitlines():
             words = line.partition("gpu_first.py ")[2].partition(" --")[0].split()
             stages += words if "--write" not in line else []
-    assert stages == list(gpu_first.STAGES)
-    # Both commands, as the page says them, leave three of fifteen minutes for the machine's start.
+    assert [*stages, "correct", "probes"] == list(gpu_first.STAGES)
+    # The commands, as the page says them, leave three of fifteen minutes for the machine's start.
     said = re.findall(r"\| `(.+)` \| (\d+) \|", section)
     assert {name: int(seconds) for name, seconds in said} == gpu_first.STAGES
-    said = re.findall(r"at most (\d+) seconds, (\d+) of them to install", section)
-    whole, installed = (sum(map(int, column)) for column in zip(*said, strict=True))
-    assert whole == sum(gpu_first.STAGES.values()) + installed < 720
+    said = re.findall(r"at most (\d+) seconds(?:, (\d+) of them to install)?\)", section)
+    whole, installed = (sum(int(n or 0) for n in column) for column in zip(*said, strict=True))
+    assert whole == sum(gpu_first.STAGES[name] for name in stages) + installed < 720
 
 
 def test_the_page_has_the_kept_rows(gpu_first):
