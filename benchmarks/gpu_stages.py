@@ -132,6 +132,7 @@ class Bench:
         self.shape = Shape(pairs, **bounds, **options)
         self.pairs = random_rows(len(lengths), self.shape, lengths=lengths)
         write_tokenizer(self.folder, config.vocab_size)
+        config.save_pretrained(self.folder)  # by which a run's parameters are counted
         write_rows(self.folder / "rows.jsonl", self.pairs)
 
         def load(name: str, dtype: torch.dtype, attention: str | None, *_: Any) -> PreTrainedModel:
@@ -581,7 +582,7 @@ def sweep(place: Place) -> Row:
         spec["seeds"] = spec["seeds"][:1]
         spec["methods"] = {name: spec["methods"][name] for name in ("dpo", "refined")}
         spec["methods"]["dpo"]["vary"] = {"model.objective.beta": [0.1]}
-        spec["options"] |= {"model.policy.dtype": "float32", "trainer.max_steps": 2}
+        spec["options"] |= {"model.policy.dtype": "float32", "data.global_batch_size": 32}
     (place.folder / "runs/examples").mkdir(parents=True)
     (place.folder / "runs/examples/model").symlink_to(place.text.resolve() / "model")
     (place.folder / "runs/vote-policies").symlink_to(place.text.resolve() / "folds")

@@ -193,7 +193,9 @@ def test_votes(tmp_path, tiny_llama, pair_rows):
     """The cells of the sweep and their table, on pairs of the same form."""
     text = tmp_path / "text"
     tiny_llama(text / "model", num_hidden_layers=2)
+    (text / "folds/fold-0").mkdir(parents=True)
     pairs = pair_rows(64, augmented_prompt="In other words: what is the best of books?")
+    pairs = [{"id": f"pair-{i}", **row} for i, row in enumerate(pairs)]
     for name in ("train", "clean", "test"):
         write_lines(text / f"folds/fold-0/{name}.jsonl", pairs[: 20 if name == "test" else 64])
     votes = "".join(f"{row['id']},{i % 3 == 0}\n" for i, row in enumerate(pairs[:20]))

@@ -25,6 +25,9 @@ LEGEND = "injected noise rate (mean ± standard error over seeds)"
 def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     """Write every figure as .png and .pdf into a folder; ``frame`` is from ``results.results``."""
     numbers = seed_means(frame)
+    if not _drawn(numbers):
+        print("No cell has been validated, so no figure is drawn.")
+        return
     save_png_and_pdf(draw_noise(frame, numbers), folder / "noise-rates")
     if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
         save_png_and_pdf(draw_both(frame, numbers), folder / "reward-and-accuracy")
@@ -32,7 +35,7 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
-        if len(options) == 1 and len(part):
+        if len(options) == 1 and _drawn(numbers[numbers["row"].isin(part["row"])]):
             figure = draw_option(part, numbers, options[0], method.label or name)
             save_png_and_pdf(figure, folder / f"{name}-{options[0]}")
 

@@ -101,6 +101,23 @@ def table(name: str) -> pd.DataFrame:
     return pd.read_csv(f"out/tables/{name}.csv", index_col="Method")
 
 
+def test_cells_without_a_validation(write_sweep, capsys):
+    """None, and those of one method: there is nothing to draw of them."""
+    vary = {"model.objective.beta": [0.1, 0.2]}
+    for validated in ((), ("dpo",)):
+        output = f"out{len(validated)}"
+        path = write_sweep(output=output, methods={"dpo": {"vary": vary}, "ipo": {"vary": vary}}, anchor=None)
+        for cell in cells(read_sweep(path)):
+            accuracy = 0.5 if cell.method in validated else None
+            end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": accuracy})
+        cli.main(["sweep", path, "--tables_only"])
+        said = capsys.readouterr()
+        assert ("No cell has been validated, so no figure is drawn." in said.out + said.err) != bool(
+            validated
+        )
+    assert {file.name for file in Path("out1/figures").glob("*.png")} == {"noise-rates.png", "dpo-beta.png"}
+
+
 def test_options_whose_last_word_another_column_has(write_sweep):
     """Their columns have the whole option, and those of the run stay what they are."""
     kinds = ["NearTieNoise", "AnnotatorNoise"]
