@@ -40,7 +40,7 @@ LEFT = {
         | {f"analysis/heat-maps-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
     "WeightDistributions": (
-        {"pair_weights/distributions", "pair_weights/flipped/u", "flips/low_weight", "flips/low_u"},
+        {"pair_weights/distributions", "pair_weights/flipped/u", "flips"},
         {f"analysis/weight-distributions-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
     "WeightGap": (
