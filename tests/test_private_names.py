@@ -31,6 +31,7 @@ TABLE = {
     ),
     f"{PARTITIONS}:Init": "ds_id ds_shape ds_status",
     f"{PARTITIONS}:ZeroParamStatus": "NOT_AVAILABLE",
+    "jsonargparse._loaders_dumpers": "get_yaml_default_loader",
     "jsonargparse._typehints:ActionTypeHint": "_typehint",
     "lightning.fabric.utilities.throughput:Throughput": "_time",
     "lightning.pytorch:Trainer": "_accelerator_connector _logger_connector",
