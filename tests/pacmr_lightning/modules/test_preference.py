@@ -70,6 +70,7 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
         )
         sizes = {"global_batch_size": 8, "meta_batch_size": 6, "noise_rate": 0.3}
         sizes["meta_every"] = weighting.every if meta_every == 0 else meta_every
+        sizes |= options.pop("data", {})
         data = PreferenceDataModule(Files(*world_files), tiny_tokenizer_folder, **sizes)
         root = tmp_path / name
         saving = ModelCheckpoint(
@@ -246,6 +247,7 @@ def vnet(tau, **options):
             [
                 ({"policy": {"target_modules": ["q_proj"]}}, r"\['q_proj'\] instead of all-linear"),
                 ({"policy": {"alpha": 64}}, r"policy\.alpha 64 instead of 32"),
+                ({"data": {"noise_rate": 0.2}}, r"data\.noise_rate 0\.2 instead of 0\.3, flipped labels"),
                 ({"policy": {"lora_options": {"use_rslora": True}}}, "use_rslora True instead of None"),
                 ({"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16 instead of float32"),
                 ({"module": {"objective": DPO(0.5)}}, r"objective\.beta 0\.5 instead of 1\.0"),
