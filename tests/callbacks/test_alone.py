@@ -32,7 +32,6 @@ LEFT = {
     "SampleResponses": ({"responses/text_summary"}, {"responses.jsonl"}),
     "SequenceKL": (SAMPLED, set()),
     "Snapshots": (set(), {"checkpoints/snapshot-2.ckpt"}),
-    "SuspectedPairs": ({"suspected_pairs/text_summary"}, set()),
     "Throughput": ({"wall_clock/train/device/samples_per_sec", "wall_clock/train/time"}, set()),
     "VNetSurfaces": (
         {f"pair_weights/{name}" for name in MAPS},

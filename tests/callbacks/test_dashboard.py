@@ -1,4 +1,4 @@
-"""Dashboard, SuspectedPairs and the TensorBoard files of a real run that is resumed once."""
+"""Dashboard and the TensorBoard files of a real run that is resumed once."""
 
 import re
 
@@ -12,7 +12,6 @@ from tensorboard.plugins.hparams import metadata
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.distribution_figure import draw_precision_recall
 from pacmr_lightning.callbacks.dashboard import CHARTS, RESULTS
-from pacmr_lightning.runs.folder import read_weights
 
 UPDATES = 6
 
@@ -25,7 +24,6 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
     callbacks = [
         {"class_path": "Dashboard"},
         {"class_path": "WeightRecorder"},
-        {"class_path": "SuspectedPairs", "init_args": {"pairs": 3, "every": 2}},
         {"class_path": "WeightDistributions", "init_args": {"every": 2}},
         {"class_path": "GoldReward", "init_args": {"samples": 4, "max_new_tokens": 3, "every": 2}},
         {"class_path": "WeightGap", "init_args": {"probe_pairs": 4}},
@@ -56,10 +54,6 @@ def board(runs):
 
 def points(board, run, tag):
     return [(e.step, e.tensor_proto.float_val[0]) for e in board.Tensors(run, tag)]
-
-
-def text(board, run, tag, place=-1):
-    return board.Tensors(run, f"{tag}/text_summary")[place].tensor_proto.string_val[0].decode()
 
 
 def test_runs_are_called_as_their_folders(runs, board):
@@ -101,29 +95,6 @@ def test_hparams_compare_methods(runs, board):
     for name in ("noise_rate", "seed", "model", "beta"):
         assert found["pacmr"][name] == found["dpo"][name]
     assert found["dpo"].items() >= {"task": "preferences", "noise_rate": 0.3, "seed": 42}.items()
-
-
-def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
-    rows = read_weights(runs / "pacmr")
-    steps = [event.step for event in board.Tensors("pacmr", "suspected_pairs/text_summary")]
-    assert steps == [1, 3, 5]
-    for place, step in enumerate(steps):
-        ordered = rows[rows["step"] <= step].sort_values(["weight", "u", "step", "flipped", "id"])
-        lowest = ordered.drop_duplicates("id").head(3)
-        lines = text(board, "pacmr", "suspected_pairs", place).splitlines()
-        shown = [line.split(" | ") for line in lines[2:]]
-        assert [cells[0].removeprefix("| ") for cells in shown] == lowest["id"].tolist()
-        assert [cells[1] for cells in shown] == [f"{weight:.3f}" for weight in lowest["weight"]]
-        assert [int(cells[3]) for cells in shown] == (lowest["step"] + 1).tolist()
-        assert [cells[4] == "flipped" for cells in shown] == lowest["flipped"].tolist()
-        assert all(len(cell) > 5 for cells in shown for cell in cells[5:])
-
-
-def test_equal_weights_rank_by_u(runs, board):
-    rows = read_weights(runs / "dpo").sort_values(["u", "step", "flipped", "id"])
-    rows = rows.drop_duplicates("id").head(3)
-    lines = text(board, "dpo", "suspected_pairs").splitlines()[2:]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == rows["id"].tolist()
 
 
 def test_precision_and_recall_of_flips(runs, board):
