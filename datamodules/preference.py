@@ -163,7 +163,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.noise_flips: dict[str, bool] | None = None
         """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
         self.noise_texts: dict[str, str] = {}
-        """Hashes of the texts of those that are kept."""
+        """Hashes of their texts."""
         self.annotators: dict[str, str | None] | None = None
         """After ``setup("fit")``, annotators by id of the training rows; None alone if all are unknown."""
         self.clean_pairs: TokenizedPairs | None = None
@@ -272,7 +272,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.noise is not None:
             self.noise_flips = self.noise.flips(found, self.noise_seed)
             swapped = [self.noise_flips[name] for name in ids]
-            self.noise_texts = dict(zip(ids, rows["texts"][:], strict=True))
+            self.noise_texts = dict(zip(found["id"][:], found["texts"][:], strict=True))
         known = found["annotator"][:]
         if isinstance(self.noise, AnnotatorNoise):
             known = self.noise.annotators(found)

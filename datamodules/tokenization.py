@@ -208,11 +208,11 @@ def _tokenize_rows(
         found.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
     # All sides at once, so that a prompt is encoded once.
-    ends = response_tokens(
+    encoded = response_tokens(
         tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
     )
     ids = prompt_tokens(tokenizer, prompts, rows["chat"])
-    responses = [ends[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
+    responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
     for (reason, odd), row, prompt_ids, *answers in zip(found, texts, ids, *responses, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -227,7 +227,7 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return chosen - rejected
 
 
-def as_trained(columns: Mapping[str, Sequence[Any]], swapped: Sequence[bool]) -> dict[str, Sequence[Any]]:
+def as_trained(columns: dict[str, list[Any]], swapped: Sequence[bool]) -> dict[str, list[Any]]:
     """Return columns of N rows, with the other label where ``swapped``."""
     found = dict(columns)
     for one, other in (("chosen_ids", "rejected_ids"), VOTES):

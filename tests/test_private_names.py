@@ -33,15 +33,11 @@ TABLE = {
     f"{PARTITIONS}:ZeroParamStatus": "NOT_AVAILABLE",
     "jsonargparse._loaders_dumpers": "get_yaml_default_loader",
     "jsonargparse._typehints:ActionTypeHint": "_typehint",
-    "lightning.fabric.utilities.throughput:Throughput": "_time",
-    "lightning.pytorch:Trainer": "_accelerator_connector _logger_connector",
+    "lightning.pytorch:Trainer": "_accelerator_connector",
     "lightning.pytorch.callbacks:ModelCheckpoint": (
         "_every_n_epochs _every_n_train_steps _last_global_step_saved _last_time_checked _monitor_candidates "
         "_save_checkpoint _save_last_checkpoint _save_topk_checkpoint _should_save_on_train_epoch_end "
         "_should_skip_saving_checkpoint _train_time_interval"
-    ),
-    "lightning.pytorch.callbacks:ThroughputMonitor": (
-        "_batches _compute _lengths _samples _start _t0s _throughputs"
     ),
     "lightning.pytorch.cli:LightningCLI": (
         "_add_instantiators _dump_config _parse_ckpt_path _prepare_subcommand_kwargs "
