@@ -31,7 +31,7 @@ from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, che
 from .token_columns import tokens_digest
 from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model
-from .tokenizer import load_tokenizer, prompt_tokens
+from .tokenizer import load_tokenizer
 
 _TEXTS = "texts of the training pairs"
 """Name of their hash in ``fit_options``."""
@@ -423,10 +423,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
     @property
     def _predicts(self) -> bool:
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
-
-    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
-        """Return the token ids of text prompts, as ``predict`` gives them to the model."""
-        return prompt_tokens(self.tokenizer, prompts)
 
     def predict_dataloader(self) -> DataLoader[PromptBatch]:
         """Return ``PromptBatch`` of the drawn prompts; the longest first if the trainer predicts."""
