@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -181,9 +181,16 @@ def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
 
 
 def _tokenize_rows(
-    columns: Columns, rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    columns: Columns,
+    rows: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    views: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
-    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch."""
+    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch.
+
+    ``view_ids`` are those of ``views``, augmented prompts.
+    """
     count, special = len(columns.responses), _special_tokens(tokenizer)
     texts: list[list[Rendered]] = []
     found: list[tuple[str | None, bool]] = []
@@ -193,7 +200,7 @@ def _tokenize_rows(
             texts.append([Rendered("", "", False)] * count)
             found.append((reason, False))
             continue
-        plain = [response_text(side, chat) for side in sides]
+        plain = [response_text(side, chat) for side in sides] if chat else sides
         messages = decode_messages(prompt) if chat else []
         texts.append(
             [render(tokenizer, messages, decode_messages(side)[0], options) for side in sides]
@@ -211,9 +218,11 @@ def _tokenize_rows(
     encoded = response_tokens(
         tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
     )
-    ids = prompt_tokens(tokenizer, prompts, rows["chat"])
+    all_ids = prompt_tokens(tokenizer, [*prompts, *views], rows["chat"] * (2 if views else 1))
+    ids = all_ids[: len(prompts)]
     responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
+    out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
     for (reason, odd), row, prompt_ids, *answers in zip(found, texts, ids, *responses, strict=True):
         out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length))
@@ -247,7 +256,6 @@ def _tokenize_pairs(
     augmentations: Augmentations | None,
 ) -> dict[str, list[Any]]:
     views = []
-    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length)
     columns = (rows[name] for name in ("id", "prompt", "chosen", "chat", "reason", "augmented_prompt"))
     for options, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
         if reason is not None:
@@ -260,7 +268,8 @@ def _tokenize_pairs(
         if chat and reason is None:
             view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], options).prompt
         views.append(view)
-    view_ids = prompt_tokens(tokenizer, views, rows["chat"])
+    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length, views)
+    view_ids = out.pop("view_ids")
     known = [
         0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt
         for view, prompt, chosen, rejected in zip(
