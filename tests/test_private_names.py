@@ -172,22 +172,6 @@ def test_the_table_has_all():
     assert not missing, f"private names of other packages that TABLE lacks: {', '.join(missing)}"
 
 
-def test_a_new_name_is_noticed():
-    from pacmr_lightning.commands import fit
-
-    code = """
-from torch._new import _function
-import torch._newer
-state["_key"] = trainer._connector
-
-class PacmrCLI:
-    def _run_subcommand(self):
-        self._first_step = self._get(self.config) + self._new_folders
-"""
-    found = private_names(code, fit)
-    assert found == {"_new", "_function", "_newer", "_key", "_connector", "_run_subcommand", "_get"}
-
-
 def test_the_table_has_no_more():
     """Attributes that a name is put together for (``f"_{name}"``) count by what stands behind their line."""
     whole = "\n".join(code().values())
