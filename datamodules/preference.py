@@ -445,25 +445,20 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Return the options and hashes that, with the trainer's global step, determine a step's pairs."""
         pairs = self.train_pairs
         assert pairs is not None, "The training pairs are there after setup."
-        names = (
-            "max_length",
-            "global_batch_size",
-            "meta_every",
-            "meta_batch_size",
-            "noise_rate",
-            "noise_seed",
-        )
+        sizes = ("max_length", "global_batch_size", "meta_every", "meta_batch_size")
+        options = {
+            f"data.{name}": getattr(self, name) for name in (*sizes, "noise_rate", "noise_seed", "seed")
+        }
         labels = [list(pairs.rows[name]) for name in ("id", "flipped", *OWN_NUMBERS)]
         views = tokens_digest(pairs.rows, "augmented_ids") if self._rewords else None
         others = {"pairs of clean_meta": self.clean_pairs, "validation pairs": self.validation_pairs}
-        hashes = {
+        hashes = {name: other.texts_digest() for name, other in others.items() if other is not None}
+        of_labels = "ids, labels, order or augmented prompts of the training pairs"
+        hashes |= {
             _TEXTS: self._texts_digest,
             "flipped labels of the training pairs": content_key(pairs.swapped),
-            "ids, labels, order or augmented prompts of the training pairs": content_key(
-                labels, pairs.annotators, views
-            ),
-        } | {name: other.texts_digest() for name, other in others.items() if other is not None}
-        options = {f"data.{name}": getattr(self, name) for name in (*names, "seed")}
+            of_labels: content_key(labels, pairs.annotators, views),
+        }
         return options | {name: value[:12] for name, value in hashes.items()}
 
 
