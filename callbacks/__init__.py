@@ -8,7 +8,6 @@ from .progress import LogProgress, Throughput
 from .run_checkpoint import RunCheckpoint, Snapshots
 from .run_summary import RunSummary
 from .samples import GoldReward, SampleResponses, SequenceKL
-from .suspected_pairs import SuspectedPairs
 from .weight_figures import VNetSurfaces, WeightDistributions
 from .weight_gap import WeightGap
 from .weights import NoiseMask, WeightRecorder
@@ -26,7 +25,6 @@ __all__ = [
     "SampleResponses",
     "SequenceKL",
     "Snapshots",
-    "SuspectedPairs",
     "Throughput",
     "VNetSurfaces",
     "WeightDistributions",

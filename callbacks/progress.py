@@ -2,87 +2,74 @@
 
 import sys
 import time
-import warnings
 from datetime import timedelta
 from typing import Any
 
+from lightning.fabric.utilities import throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ThroughputMonitor
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-from pacmr_lightning.batch import PairBatch, TrainingBatch
+from pacmr_lightning.batch import TrainingBatch
 from pacmr_lightning.errors import check_at_least
-from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.modules.schedule import planned_updates
 
 
-def pairs_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
-    """Return the number of pairs (or prompts) of a step, without its meta-batch."""
-    return len(batch.train if isinstance(batch, TrainingBatch) else batch)
-
-
-def tokens_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
-    """Return the number of tokens of those pairs without padding; a shared prompt counts once."""
-    if isinstance(batch, PromptBatch):
-        return int(batch.attention_mask.sum())
-    return (batch.train if isinstance(batch, TrainingBatch) else batch).token_count
-
-
-class Throughput(ThroughputMonitor):
-    """Lightning's ``ThroughputMonitor`` for batches of pairs.
+class Throughput(Callback):
+    """Pairs and tokens per second in training, without validation.
 
     Tags: ``wall_clock/train/device/items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and
-    ``batches_per_sec`` (steps) of one device; the same of all devices without ``device/``; rank 0's totals
-    ``wall_clock/train/time`` (without validation), ``lengths`` (tokens), ``samples`` (pairs) and ``batches``.
-    Meta-batches do not count. Files: none. Cost: 0.1 ms per update.
+    ``batches_per_sec`` (updates) of one device; the same of all devices without ``device/``; rank 0's totals
+    ``wall_clock/train/time``, ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta-batches and
+    padding do not count, and a shared prompt counts once. Files: none. Cost: 0.1 ms per update.
 
     Args:
-        window_size: steps to average over; a run with fewer steps has totals only.
+        window_size: updates to average over; a run with fewer has totals only.
 
     Raises:
         UserError: ``window_size`` is under 2.
     """
 
     def __init__(self, window_size: int = 20):
+        super().__init__()
         check_at_least(2, window_size=window_size)
-        super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
-        # FLOPs are not measured.
-        warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")
-        self._earlier: dict[str, Any] = {}
+        self.window_size = window_size
+        self._totals: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
-        super().setup(trainer, pl_module, stage)
-        self._earlier = {}
+        self._totals = {"time": 0.0, "batches": 0, "samples": 0, "lengths": 0}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals of rank 0, the only one that counts."""
-        stage = RunningStage.TRAINING
-        if stage not in self._throughputs or not self._throughputs[stage]._time:
-            return self._earlier
-        totals = {name: getattr(self, f"_{name}")[stage] for name in ("lengths", "samples", "batches")}
-        return {"time": self._throughputs[stage]._time[-1], **totals}
+        return self._totals
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the totals until training starts."""
-        self._earlier = state_dict
+        """Restore the totals."""
+        self._totals = dict(state_dict)
 
-    def _start(self, trainer: Trainer) -> None:
-        super()._start(trainer)
-        stage = trainer.state.stage
-        if stage == RunningStage.TRAINING and self._earlier:
-            self._t0s[stage] -= self._earlier["time"]
-            for name in ("lengths", "samples", "batches"):
-                getattr(self, f"_{name}")[stage] = self._earlier[name]
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._rates = throughput.Throughput(world_size=trainer.world_size, window_size=self.window_size)
+        self._mark = time.perf_counter()
 
-    def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
-        connector, stage = trainer._logger_connector, trainer.state.stage
-        if not connector.should_update_logs or stage is None:
-            return
-        found = self._throughputs[stage].compute().items()
-        metrics: dict[str, Any] = {f"wall_clock/{stage.value}/{name}": value for name, value in found}
-        # Else Lightning logs a fit's validation under its batch number, among the first training steps.
-        connector.log_metrics(metrics, None if trainer.state.fn == TrainerFn.FITTING else iter_num)
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restart the clock."""
+        self._mark = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TrainingBatch, *_: Any
+    ) -> None:
+        """Add the update, and log if it is time."""
+        now = time.perf_counter()
+        new = {"time": now - self._mark, "batches": 1, "samples": len(batch.train)}
+        new["lengths"] = batch.train.token_count
+        self._totals = {name: total + new[name] for name, total in self._totals.items()}
+        self._mark = now
+        self._rates.update(**self._totals)
+        # Lightning sets the attribute without declaring it.
+        log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if log_every and trainer.global_step % log_every == 0:
+            found = {f"wall_clock/train/{name}": float(v) for name, v in self._rates.compute().items()}
+            pl_module.log_dict(found)
 
 
 class LogProgress(Callback):

@@ -265,8 +265,6 @@ class GoldReward(SequenceKL):
     second time on the image ``val/reward_against_kl``. Files: ``samples.jsonl``, with ``prompt``,
     ``response`` and ``gold_reward``, of the last time. Cost: that of ``SequenceKL`` and the reward's own.
 
-    Prompts are the source's own, if it has any.
-
     Args:
         samples: number of responses, at least 2.
         batch_size: responses at a time; fewer of long prompts.
@@ -336,12 +334,6 @@ class GoldReward(SequenceKL):
                 for (prompt, response), score in zip(answered, scores, strict=True)
             ]
             write_json_lines(Path(trainer.default_root_dir) / SAMPLES, rows)
-
-    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
-        data = datamodule(trainer)
-        if not data.source.prompts:
-            return super()._prompts(trainer)
-        return data.source.prompts, data.prompt_ids(data.source.prompts)
 
 
 def trained_pairs(trainer: Trainer) -> float:

@@ -1,14 +1,13 @@
 """Scalars, figures, histograms and texts for TensorBoard, W&B and MLflow."""
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 
 from pacmr_lightning.numerics import histogram
@@ -28,37 +27,15 @@ def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
         logger.save()
 
 
-def log_figure(trainer: Trainer, name: str, figure: Figure, loggers: Sequence[Logger] | None = None) -> None:
+def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
     """Log a figure; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
-    for logger in trainer.loggers if loggers is None else loggers:
+    for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, _step(trainer))
         elif isinstance(logger, WandbLogger):
             logger.log_image(name, [figure], _step(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_figure(logger.run_id, figure, f"{_file(trainer, name)}.png")
-
-
-def log_precision_recall(
-    trainer: Trainer,
-    name: str,
-    labels: np.ndarray,
-    scores: dict[str, np.ndarray],
-    draw: Callable[[np.ndarray, dict[str, np.ndarray]], Figure],
-) -> None:
-    """Log precision and recall of (N,) ``scores`` in [0, 1] as detectors of (N,) bool ``labels``.
-
-    TensorBoard gets a PR curve ``NAME/SCORE`` per score, other loggers the figure ``NAME`` of ``draw``.
-    """
-    others = []
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            for score, values in scores.items():
-                logger.experiment.add_pr_curve(f"{name}/{score}", labels, values, _step(trainer))
-        elif isinstance(logger, (WandbLogger, MLFlowLogger)):
-            others.append(logger)
-    if others:
-        log_figure(trainer, name, draw(labels, scores), others)
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:

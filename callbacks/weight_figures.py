@@ -21,14 +21,7 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import ANALYSIS
 
-from .to_loggers import (
-    PAIR_WEIGHTS,
-    analysis_file,
-    log_figure,
-    log_histogram,
-    log_numbers,
-    log_precision_recall,
-)
+from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram, log_numbers
 from .visits import VisitsCallback
 
 if TYPE_CHECKING:
@@ -211,8 +204,8 @@ class WeightDistributions(VisitFigures):
 
     - Tags, regularly and at the end: the image ``pair_weights/distributions``, unless weights are constant;
       the histograms ``g``, ``u`` and ``delta`` of ``pair_weights/unflipped/...`` and
-      ``pair_weights/flipped/...`` (``all`` or ``unknown`` if flips are unknown); and the precision-recall
-      curves ``flips/low_weight`` and ``flips/low_u``, which W&B and MLflow get as an image.
+      ``pair_weights/flipped/...`` (``all`` or ``unknown`` if flips are unknown); and the image ``flips``,
+      precision and recall of low weight and low u.
     - Files, after ``steps`` and at the end: ``analysis/weight-distributions-step-NNNNN`` (.png and .pdf).
     - Cost: 0.1 ms per update, about 0.2 s for the images, and 0.4 s for the files.
 
@@ -248,7 +241,7 @@ class WeightDistributions(VisitFigures):
         if flipped.any() and not flipped.all():
             scores = {"low_u": expit(-visits.u[known].astype(float))}
             scores |= {"low_weight": 1 - visits.weight[known]} if differ else {}
-            log_precision_recall(trainer, "flips", flipped, scores, draw_precision_recall)
+            log_figure(trainer, "flips", draw_precision_recall(flipped, scores))
         if differ:
             figure = draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
             self.put(trainer, "distributions", self.files[0] if to_files else None, figure)

@@ -115,8 +115,8 @@ class NoiseMask(Callback):
     """Injected label noise of the training rows.
 
     Tags: none. Files: ``noise_mask.parquet``, written before training, with ``id``, ``flipped``,
-    ``texts`` (a hash; null if it was dropped) and, if known, ``annotator`` of each training row; none for
-    data without ``noise_flips``. Cost: none in training.
+    ``texts`` (a hash) and, if known, ``annotator`` of each training row; none for data without
+    ``noise_flips``. Cost: none in training.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -154,29 +154,26 @@ class Columns:
     required: tuple[str, ...]
     """Further columns of rows of texts; chat messages may contain the prompt."""
     optional: dict[str, Callable[[object], str | float | None]]
-    divide: Callable[..., PromptAndResponses]
+    split: Callable[..., PromptAndResponses]
     """Returns prompt and responses for the values of ``prompt``, responses and ``chat``."""
-
-    def divided(self, rows: dict[str, list[Any]]) -> list[PromptAndResponses]:
-        """Return prompt and responses of each row of a batch, given by column."""
-        names = ("prompt", *self.responses, "chat")
-        return [self.divide(*row) for row in zip(*(rows[name] for name in names), strict=True)]
 
     @property
     def features(self) -> Features:
         """Features of a dataset of such rows.
 
-        ``chat``: the row holds chat messages as JSON. ``template_fields``: their fields beside role and
-        content, separated by spaces. ``unread``: columns that are not read, separated by newlines.
-        ``like_messages``: columns with a text that reads as messages, and is none.
+        ``prompt`` and responses are apart; where ``reason`` says why a row is unusable, they are as given.
+        ``texts``: a hash of them as given. ``prompt_given``: they were apart already. ``chat``: the row
+        holds chat messages as JSON. ``template_fields``: their fields beside role and content, separated by
+        spaces. ``unread``: columns that are not read, separated by newlines. ``like_messages``: columns
+        with a text that reads as messages, and is none.
         """
         kinds: dict[Callable[[object], str | float | None], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64"), _number: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
-        found = {"chat": Value("bool"), "template_fields": Value("string"), "unread": Value("string")}
-        found["like_messages"] = List(Value("string"))
-        return Features(texts | others | found)
+        about = dict.fromkeys(("texts", "reason", "template_fields", "unread"), Value("string"))
+        about |= dict.fromkeys(("prompt_given", "chat"), Value("bool"))
+        return Features(texts | others | about | {"like_messages": List(Value("string"))})
 
     def json_columns(self, rows: Iterable[dict[str, Any]]) -> set[str]:
         """Return the columns whose texts hold chat messages as JSON, in each row that has a text.
@@ -320,7 +317,7 @@ PREFERENCES = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    divide=split_row,
+    split=split_row,
 )
 SFT = Columns(
     kind="sft",
@@ -331,16 +328,16 @@ SFT = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    divide=split_completion,
+    split=split_completion,
 )
 
 
 def checked(
     numbered: Callable[[], Iterable[tuple[str, dict[str, Any]]]], columns: Columns, source: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows with checked values and unique ids; ``numbered`` has each row and its place for errors.
+    """Yield rows with checked values, unique ids, and prompt and responses apart.
 
-    It is called twice.
+    ``numbered`` has each row and its place for errors; it is called twice.
     """
     places: dict[str, str] = {}
     repeats: Counter[str] = Counter()
@@ -357,16 +354,22 @@ def checked(
                 f"{without} has no 'prompt': its value is null, but {with_prompt} has one; give "
                 "each row its prompt, or remove the row."
             )
+        given = [clean[name] for name in ("prompt", *columns.responses)]
+        texts = texts_key(*given)
         if clean["id"] is None:
-            digest = texts_key(*(clean[name] for name in ("prompt", *columns.responses)))
-            clean["id"] = f"{digest}-{repeats[digest]}"
-            repeats[digest] += 1
+            clean["id"] = f"{texts}-{repeats[texts]}"
+            repeats[texts] += 1
         elif clean["id"] in places:
             raise UserError(
                 f"{place} has the id {clean['id']!r} of {places[clean['id']]}; "
                 "give each row its own id, or leave the ids out and they are made."
             )
         places[clean["id"]] = place
+        clean |= {"texts": texts, "prompt_given": given[0] is not None}
+        split = columns.split(*given, clean["chat"])
+        clean["reason"] = split.reason
+        if split.reason is None:
+            clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
         yield clean
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")

@@ -14,7 +14,6 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from .augmentation.augmented_prompts import prompt_hash
 from .chat import decode_messages, render
-from .prompts import split_row
 from .row_values import values_of
 from .sampling import stratified_sample
 from .sources import Source
@@ -57,14 +56,14 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
         found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
-        columns = ("id", "prompt", "chosen", "rejected", "chat", *TEMPLATE_COLUMNS)
-        for name, *row, tools, kwargs in values_of(rows, *columns):
-            split = split_row(*row)
-            if split.reason is None and split.prompt.strip():
+        columns = ("id", "prompt", "chosen", "chat", "reason", *TEMPLATE_COLUMNS)
+        for name, prompt, chosen, chat, reason, tools, kwargs in values_of(rows, *columns):
+            if reason is None and prompt.strip():
                 texts = dict(zip(TEMPLATE_COLUMNS, (tools, kwargs), strict=True))
                 given = {column: json.loads(text) for column, text in texts.items() if text is not None}
-                prompt = EvaluationPrompt(name, split.prompt, row[-1], dict(*split.messages[:1]), given)
-                found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
+                answer = decode_messages(chosen)[0] if chat else {}
+                key = prompt + (tools or "") + (kwargs or "")
+                found.setdefault(key, EvaluationPrompt(name, prompt, chat, answer, given))
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
     hashes = [prompt_hash(text) for text in found]

@@ -9,7 +9,7 @@ from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT
 from .hub import SplitRows, convert, load_split
-from .prompts import ASSISTANT, HUMAN, split_prompt
+from .prompts import ASSISTANT, HUMAN
 from .row_values import prompts_of
 from .sources import Completions, Source
 from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
@@ -98,7 +98,7 @@ class HHCompletions(Completions):
         rows = self.pairs.load(split)
         usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
         found = SplitRows.of_dataset(self.pairs.path, rows.select(usable, keep_in_memory=True))
-        return convert([("", found)], SFT, _demonstration, self.pairs.path, "hh 1")
+        return convert([("", found)], SFT, _demonstration, self.pairs.path, "hh 2")
 
 
 def is_single_turn(prompt: str) -> bool:
@@ -111,5 +111,4 @@ def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
-    split = split_prompt(row["chosen"], row["rejected"])
-    return {"id": row["id"], "prompt": split.prompt, "completion": split.chosen}
+    return {"id": row["id"], "prompt": row["prompt"], "completion": row["chosen"]}

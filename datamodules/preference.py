@@ -27,30 +27,14 @@ from .row_values import prompts_of
 from .sampling import stratified_sample
 from .sources import Source
 from .splits import DEFAULT_SEED
-from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
+from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares
 from .token_columns import tokens_digest
 from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model
-from .tokenizer import load_tokenizer, prompt_tokens
+from .tokenizer import load_tokenizer
 
-_KEPT_OPTIONS = (
-    "max_length",
-    "global_batch_size",
-    "meta_every",
-    "meta_batch_size",
-    "noise_rate",
-    "noise_seed",
-    "seed",
-)
-"""Options that a resumed fit must share with its checkpoint."""
-_VALIDATION = "validation pairs"
-"""Key of the validation pairs' hash in a checkpoint; these may change."""
-_HASHES = {
-    "texts": "texts of the training pairs",
-    "label noise": "flipped labels of the training pairs",
-    "training pairs": "ids, labels, order or augmented prompts of the training pairs",
-    "pairs of meta-batches": "pairs of clean_meta",
-}
+_TEXTS = "texts of the training pairs"
+"""Name of their hash in ``fit_options``."""
 
 
 class PreferenceDataModule(Recorded, LightningDataModule):
@@ -172,14 +156,14 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.curriculum = curriculum
         self.curriculum_share = curriculum_share
         self.validation_sample = validation_sample
-        self.trained_texts: str | None = None
-        """``texts`` in the ``state_dict`` of a run under inspection; ``setup`` compares them."""
+        self.trained_options: dict[str, Any] = {}
+        """``fit_options`` of a run under inspection; ``setup`` compares the texts."""
         self.counts: dict[str, dict[str, int]] = {}
         """Counts after ``setup``, by split: ``rows``, ``kept``, ``flipped``, those left out by reason."""
         self.noise_flips: dict[str, bool] | None = None
         """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
         self.noise_texts: dict[str, str] = {}
-        """Hashes of the texts of those that are kept."""
+        """Hashes of their texts."""
         self.annotators: dict[str, str | None] | None = None
         """After ``setup("fit")``, annotators by id of the training rows; None alone if all are unknown."""
         self.clean_pairs: TokenizedPairs | None = None
@@ -219,7 +203,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             self.train_pairs = self._training_pairs()
             if not self.uniform_noise:
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
-            if self.trained_texts not in (None, self._texts_digest):
+            if self.trained_options.get(_TEXTS) not in (None, self._texts_digest):
                 raise UserError(
                     f"The texts of {self.source.name} differ from those of the run; restore "
                     "them, or use pacmr audit with a model, which takes any pairs."
@@ -288,7 +272,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.noise is not None:
             self.noise_flips = self.noise.flips(found, self.noise_seed)
             swapped = [self.noise_flips[name] for name in ids]
-            self.noise_texts = dict(zip(ids, rows["texts"][:], strict=True))
+            self.noise_texts = dict(zip(found["id"][:], found["texts"][:], strict=True))
         known = found["annotator"][:]
         if isinstance(self.noise, AnnotatorNoise):
             known = self.noise.annotators(found)
@@ -388,9 +372,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
         """Return (N, H) reference states, chosen minus rejected as trained; cached on disk."""
-        assert self.train_pairs is not None
-        found = self._all_train_pairs.state_differences(policy)[self._kept]
-        return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
+        return self._all_train_pairs.state_differences(policy)[self._kept]
 
     @property
     def _ranks(self) -> tuple[int, int]:
@@ -442,10 +424,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
     def _predicts(self) -> bool:
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
 
-    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
-        """Return the token ids of text prompts, as ``predict`` gives them to the model."""
-        return prompt_tokens(self.tokenizer, prompts)
-
     def predict_dataloader(self) -> DataLoader[PromptBatch]:
         """Return ``PromptBatch`` of the drawn prompts; the longest first if the trainer predicts."""
         world_size = self._ranks[1]
@@ -458,41 +436,30 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             longest_first=self._predicts,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the options and hashes that, with the trainer's global step, determine a step's pairs."""
-        if self.train_pairs is None:
-            return {}
-        return {name: getattr(self, name) for name in _KEPT_OPTIONS} | self._digests
-
     @cached_property
     def _texts_digest(self) -> str:
         """Hash of the tokens of all training pairs, held out or not, before noise."""
-        return self._all_train_pairs.texts_digest()
+        return self._all_train_pairs.texts_digest()[:12]
 
-    @cached_property
-    def _digests(self) -> dict[str, str | None]:
+    def fit_options(self) -> dict[str, Any]:
+        """Return the options and hashes that, with the trainer's global step, determine a step's pairs."""
         pairs = self.train_pairs
-        assert pairs is not None
+        assert pairs is not None, "The training pairs are there after setup."
+        sizes = ("max_length", "global_batch_size", "meta_every", "meta_batch_size")
+        options = {
+            f"data.{name}": getattr(self, name) for name in (*sizes, "noise_rate", "noise_seed", "seed")
+        }
         labels = [list(pairs.rows[name]) for name in ("id", "flipped", *OWN_NUMBERS)]
         views = tokens_digest(pairs.rows, "augmented_ids") if self._rewords else None
-        others = {"pairs of meta-batches": self.clean_pairs, _VALIDATION: self.validation_pairs}
-        return {
-            "texts": self._texts_digest,
-            "label noise": content_key(pairs.swapped),
-            "training pairs": content_key(labels, pairs.annotators, views),
-        } | {name: None if other is None else other.texts_digest() for name, other in others.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a resumed fit has the checkpoint's pairs; warn of other validation pairs."""
-        assert self.trainer is not None
-        now = self.state_dict()
-        validation = state_dict.get(_VALIDATION, now.get(_VALIDATION))
-        if self.trainer.state.fn == TrainerFn.FITTING and validation != now[_VALIDATION]:
-            rank_zero_warn(
-                "The validation pairs have changed since the checkpoint was made: metrics val/... before and "
-                f"after update {self.trainer.global_step} are of different pairs."
-            )
-        check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
+        others = {"pairs of clean_meta": self.clean_pairs, "validation pairs": self.validation_pairs}
+        hashes = {name: other.texts_digest() for name, other in others.items() if other is not None}
+        of_labels = "ids, labels, order or augmented prompts of the training pairs"
+        hashes |= {
+            _TEXTS: self._texts_digest,
+            "flipped labels of the training pairs": content_key(pairs.swapped),
+            of_labels: content_key(labels, pairs.annotators, views),
+        }
+        return options | {name: value[:12] for name, value in hashes.items()}
 
 
 def _contents(rows: Dataset, ids: set[str]) -> dict[str, tuple[list[int], list[list[int]]]]:

@@ -1,11 +1,10 @@
 """Prompt and responses of rows, also of those that hold whole texts or conversations."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from pacmr_lightning.evaluation.conversation import message_text
-
-from .chat import Messages, decode_messages, encode_messages
+from .chat import Messages, decode_messages
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -22,29 +21,19 @@ class PromptAndResponses:
 
     prompt: str = ""
     """A text, or a conversation as JSON where the row holds chat messages."""
-    responses: tuple[str, ...] = ("", "")
-    """Texts; for a chat message its content, and its other fields as JSON."""
+    responses: tuple[str, ...] = ()
+    """Texts; for chat messages each a list of one message as JSON."""
     reason: str | None = None
-    messages: tuple[dict[str, Any], ...] = ()
-    """The whole messages of the responses; empty for texts."""
-
-    @property
-    def chosen(self) -> str:
-        """The first response."""
-        return self.responses[0]
-
-    @property
-    def rejected(self) -> str:
-        """The second response."""
-        return self.responses[1]
 
 
 def _of_messages(before: Messages, *answers: dict[str, Any]) -> PromptAndResponses:
-    return PromptAndResponses(encode_messages(before), tuple(map(message_text, answers)), messages=answers)
+    texts = (json.dumps(messages, ensure_ascii=False) for messages in (before, *([m] for m in answers)))
+    prompt, *responses = texts
+    return PromptAndResponses(prompt, tuple(responses))
 
 
 def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> PromptAndResponses:
-    """Return prompt and responses of a row of ``reading.read_preferences``.
+    """Return prompt and responses of checked texts or messages.
 
     Texts: the given prompt, else that of ``split_prompt``. Chat messages: the last message of each side, from
     the assistant, is the response. What precedes it, after the given prompt unless it repeats that, must be
@@ -52,17 +41,15 @@ def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False
     """
     if chat:
         return _split_messages(prompt, chosen, rejected)
-    return (
-        PromptAndResponses(prompt, (chosen, rejected))
-        if prompt is not None
-        else split_prompt(chosen, rejected)
-    )
+    if prompt is not None:
+        return PromptAndResponses(prompt, (chosen, rejected))
+    return split_prompt(chosen, rejected)
 
 
 def split_completion(prompt: str | None, completion: str, chat: bool = False) -> PromptAndResponses:
-    """Return prompt and completion (of chat messages the last) of a row of ``reading.read_sft``."""
+    """Return prompt and completion (of chat messages the last) of checked texts or messages."""
     if not chat:
-        assert prompt is not None  # read_sft requires it
+        assert prompt is not None  # the checks require it
         return PromptAndResponses(prompt, (completion,))
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":

@@ -19,7 +19,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-_LAYOUT = 9
+_LAYOUT = 10
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -36,10 +36,10 @@ def read_preferences(path: str | Path) -> Dataset:
         Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings),
         ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``votes_for``,
         ``votes_against``, ``weight`` and ``p_right`` (floats), ``label`` ("tie", "chosen" or None for any
-        other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. If ``chat``
-        is true, the texts are chat messages as JSON. ``prompts.split_row`` returns a row's prompt and
-        responses, also where the prompt is implicit (None). A missing id is a hash of prompt and responses
-        with a counter for repeated rows.
+        other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. Prompt and responses
+        are split (``prompts.split_row``), also where the prompt is implicit; where that fails, ``reason``
+        says why. If ``chat`` is true, the texts are chat messages as JSON, a response a list of one. A
+        missing id is a hash of prompt and responses as given, with a counter for repeated rows.
 
     Raises:
         UserError: the file is missing, unreadable or empty, or a row is wrong; with file and line or row.
@@ -105,7 +105,7 @@ def _announced(rows: Dataset, name: str) -> Dataset:
             "so all stay texts."
         )
     texts = pc.invert(rows.data.column("chat"))
-    lacking = pc.and_(texts, pc.is_null(rows.data.column("prompt")))
+    lacking = pc.and_(texts, pc.invert(rows.data.column("prompt_given")))
     count, missing = (pc.sum(flags).as_py() or 0 for flags in (texts, lacking))
     if 0 < missing < count:
         _say(

@@ -20,7 +20,7 @@ from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
 
 from .sources import Completions
-from .stream import RemainingRows, StepLoader, check_resumed
+from .stream import RemainingRows, StepLoader
 from .token_columns import check_readable, row_lengths, tokens_digest
 from .tokenization import Counts, summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
@@ -133,25 +133,15 @@ class SFTDataModule(LightningDataModule):
         parts += [f"{left} validation rows are left out"] * (left > 0)
         return f"{'; '.join([whole, *parts])}."
 
-    def state_dict(self) -> dict[str, Any]:
+    def fit_options(self) -> dict[str, Any]:
         """Return the options and the hash that determine the rows of a step."""
-        if self.trainer is None or not self._rows:
-            return {}
-        return {
-            "max_length": self.max_length,
-            "rows of a batch over all processes": self.batch_size * self.trainer.world_size,
-            "seed": self.seed,
-            "training rows": self._rows_digest,
-        }
-
-    @cached_property
-    def _rows_digest(self) -> str:
-        return tokens_digest(self._rows["train"], *_COLUMNS)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a resumed fit has the checkpoint's rows and order."""
         assert self.trainer is not None
-        check_resumed(self.trainer, state_dict, self.state_dict(), {"training rows": "training rows"})
+        return {
+            "data.max_length": self.max_length,
+            "rows of a batch over all processes": self.batch_size * self.trainer.world_size,
+            "data.seed": self.seed,
+            "training rows": tokens_digest(self._rows["train"], *_COLUMNS)[:12],
+        }
 
     def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
         """Return shuffled batches of this rank; the order depends on ``seed`` and the epoch only."""

@@ -64,12 +64,12 @@ class RowsBySplit(ABC):
         rows = self.read(self.splits.place(split))
         if self.splits.validation is not None:
             return rows
-        key = f"{_LAYOUT}:{self.columns.kind}:{rows._fingerprint}:{self.splits.seed}"
+        key = f"{_LAYOUT}:{rows._fingerprint}:{self.splits.seed}"
         # One cached number per row, so that a second start does not read the texts.
         hashes = rows.map(
             _prompt_hashes,
             batched=True,
-            fn_kwargs={"columns": self.columns, "seed": self.splits.seed},
+            fn_kwargs={"seed": self.splits.seed},
             remove_columns=rows.column_names,
             features=Features({"hash": Value("float64")}),
             new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
@@ -88,5 +88,6 @@ class RowsBySplit(ABC):
         return rows.select(kept, keep_in_memory=True)
 
 
-def _prompt_hashes(rows: dict[str, list[Any]], columns: Columns, seed: int) -> dict[str, list[float]]:
-    return {"hash": [unit_hash(row.prompt, seed) for row in columns.divided(rows)]}
+def _prompt_hashes(rows: dict[str, list[Any]], seed: int) -> dict[str, list[float]]:
+    prompts = zip(rows["prompt"], rows["reason"], strict=True)
+    return {"hash": [unit_hash(prompt if reason is None else "", seed) for prompt, reason in prompts]}

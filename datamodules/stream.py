@@ -8,8 +8,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
 
@@ -178,21 +176,6 @@ class RemainingRows(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return islice(super().__iter__(), self.done(), None)
-
-
-def check_resumed(
-    trainer: Trainer, saved: dict[str, Any], now: dict[str, Any], hashes: dict[str, str]
-) -> None:
-    """Raise a UserError if a resumed fit has other data; ``hashes`` names the values that are hashes."""
-    for name, value in saved.items() if trainer.state.fn == TrainerFn.FITTING else ():
-        if now[name] != value:
-            found = f"The checkpoint has {name} {value}, but this run has {now[name]}"
-            if name in hashes:
-                found = f"The {hashes[name]} are not those of the checkpoint"
-            raise UserError(
-                f"{found}; resume with the data, tokenizer and data options that it was trained with, or "
-                "start a new run in another folder."
-            )
 
 
 class StepLoader(DataLoader[Any]):

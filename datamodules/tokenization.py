@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,21 +25,24 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .columns import PREFERENCES, SFT, TIE, VOTES, Columns, texts_key
-from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
+from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
+from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
+from .row_values import response_text
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 11
+_LAYOUT = 12
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
+_EMPTY = {1: "empty completion", 2: "empty response"}
+"""Reason by number of responses."""
 REASONS = (
     "too long",
-    "empty response",
+    _EMPTY[2],
     "equal responses",
     DIFFERENT_PROMPTS,
     NO_COMMON_PROMPT,
     NO_ANSWER,
-    "empty completion",
+    _EMPTY[1],
     "empty prompt",
     NO_COMPLETION,
 )
@@ -179,55 +182,60 @@ def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
 
 def _tokenize_rows(
     columns: Columns,
-    splits: list[PromptAndResponses],
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    views: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
-    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch."""
-    chats, texts = rows["chat"], []
-    for split, chat, options in zip(splits, chats, _options(rows), strict=True):
-        if chat and split.reason is None:
-            prompt = decode_messages(split.prompt)
-            texts.append([render(tokenizer, prompt, message, options) for message in split.messages])
-        else:
-            texts.append([Rendered(split.prompt, text, False) for text in split.responses])
+    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch.
+
+    ``view_ids`` are those of ``views``, augmented prompts.
+    """
+    count, special = len(columns.responses), _special_tokens(tokenizer)
+    texts: list[list[Rendered]] = []
+    found: list[tuple[str | None, bool]] = []
+    given = (rows[name] for name in ("reason", "chat", "prompt", *columns.responses))
+    for options, reason, chat, prompt, *sides in zip(_options(rows), *given, strict=True):
+        if reason is not None:
+            texts.append([Rendered("", "", False)] * count)
+            found.append((reason, False))
+            continue
+        plain = [response_text(side, chat) for side in sides] if chat else sides
+        messages = decode_messages(prompt) if chat else []
+        texts.append(
+            [render(tokenizer, messages, decode_messages(side)[0], options) for side in sides]
+            if chat
+            else [Rendered(prompt, text, False) for text in plain]
+        )
+        empty = None if all(text.strip() for text in plain) else _EMPTY[count]
+        # A prompt that is a text may be a conversation that was rendered before.
+        odd = any(special.search(str(message.get("content") or "")) for message in messages)
+        ends = filter(None, map(special.search, plain))
+        odd = odd or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
+        found.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
-    count = len(columns.responses)
     # All sides at once, so that a prompt is encoded once.
-    sides = response_tokens(
+    encoded = response_tokens(
         tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
     )
-    ids = prompt_tokens(tokenizer, prompts, chats)
-    responses = [sides[side * len(splits) : (side + 1) * len(splits)] for side in range(count)]
+    all_ids = prompt_tokens(tokenizer, [*prompts, *views], rows["chat"] * (2 if views else 1))
+    ids = all_ids[: len(prompts)]
+    responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
+    out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
-    empty = "empty completion" if count == 1 else "empty response"
-    odds = _special_tokens(tokenizer, splits, chats)
-    for split, odd, row, prompt_ids, *answers in zip(splits, odds, texts, ids, *responses, strict=True):
-        out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
+    for (reason, odd), row, prompt_ids, *answers in zip(found, texts, ids, *responses, strict=True):
+        out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length))
         changes = [CHANGED] * any(side.changed for side in row)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
-        out["odd"].append([*changes, *twice, *odd])
+        out["odd"].append([*changes, *twice, *[SPECIAL] * odd])
     return out
 
 
-def _special_tokens(
-    tokenizer: PreTrainedTokenizerBase, splits: list[PromptAndResponses], chats: list[bool]
-) -> Iterator[list[str]]:
-    """Yield ``SPECIAL`` of rows with a special token in a message, or in a response before its end.
-
-    A prompt that is a text may be a conversation that was rendered before.
-    """
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
-    for split, chat in zip(splits, chats, strict=True):
-        messages = decode_messages(split.prompt) if chat and split.reason is None else []
-        found = any(special.search(str(message.get("content") or "")) for message in messages)
-        ends = filter(None, map(special.search, split.responses))
-        found = found or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
-        yield [SPECIAL] * found
+    return re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
 
 
 def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -237,7 +245,7 @@ def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 def _tokenize_completions(
     rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, list[Any]]:
-    out = _tokenize_rows(SFT, SFT.divided(rows), rows, tokenizer, max_length)
+    out = _tokenize_rows(SFT, rows, tokenizer, max_length)
     return {name: out[name] for name in _COMPLETIONS}
 
 
@@ -247,20 +255,21 @@ def _tokenize_pairs(
     max_length: int,
     augmentations: Augmentations | None,
 ) -> dict[str, list[Any]]:
-    splits, views = PREFERENCES.divided(rows), []
-    out = _tokenize_rows(PREFERENCES, splits, rows, tokenizer, max_length)
-    columns = (rows["id"], splits, rows["chat"], rows["augmented_prompt"], _options(rows))
-    for name, split, chat, given, options in zip(*columns, strict=True):
-        chat = chat and split.reason is None
-        if augmentations is None:
-            view = given or _reworded(split.prompt, chat)
+    views = []
+    columns = (rows[name] for name in ("id", "prompt", "chosen", "chat", "reason", "augmented_prompt"))
+    for options, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
+        if reason is not None:
+            view = ""
+        elif augmentations is None:
+            view = given or _reworded(prompt, chat)
         else:
             # The prompt itself counts as none, having the same tokens.
-            view = augmentations.of(name, split.prompt)
-        if chat:
-            view = render(tokenizer, decode_messages(view), split.messages[0], options).prompt
+            view = augmentations.of(name, prompt)
+        if chat and reason is None:
+            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], options).prompt
         views.append(view)
-    view_ids = prompt_tokens(tokenizer, views, rows["chat"])
+    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length, views)
+    view_ids = out.pop("view_ids")
     known = [
         0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt
         for view, prompt, chosen, rejected in zip(
@@ -268,12 +277,10 @@ def _tokenize_pairs(
         )
     ]
     return out | {
-        "id": rows["id"],
-        "texts": list(map(texts_key, rows["prompt"], rows["chosen"], rows["rejected"])),
+        **{name: rows[name] for name in ("id", "texts", "category")},
         "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
         "has_augmented_prompt": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
-        "category": rows["category"],
         **{name: rows[name] for name in OWN_NUMBERS if name not in VOTES},
         **{
             name: [
@@ -285,12 +292,10 @@ def _tokenize_pairs(
     }
 
 
-def _why_dropped(
-    empty: str, split: PromptAndResponses, prompt: list[int], responses: list[list[int]], max_length: int
-) -> str | None:
+def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int) -> str | None:
     # One token is EOS alone: the tokenizer made nothing of the text.
-    if not all(text.strip() for text in split.responses) or min(map(len, responses)) == 1:
-        return empty
+    if min(map(len, responses)) == 1:
+        return _EMPTY[len(responses)]
     if len(responses) == 2 and responses[0] == responses[1]:
         return "equal responses"
     if not prompt:

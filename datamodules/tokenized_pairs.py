@@ -42,7 +42,7 @@ class TokenizedPairs:
         """N values: 1 wrong label, 0 right label, -1 unknown."""
         self.annotators = annotators
         self.reference: np.ndarray | None = None
-        """(N, 2) cached reference log-probabilities of chosen and rejected as found."""
+        """(N, 2) cached reference log-probabilities of chosen and rejected as trained."""
         self.augmented_reference: np.ndarray | None = None
         """(N, 2) the same under the augmented prompts; NaN for pairs without one."""
 
@@ -52,13 +52,13 @@ class TokenizedPairs:
     @property
     def p_right(self) -> list[float | None]:
         """N probabilities of the rows that the label as trained is right, None where missing."""
-        return probabilities_as_trained(self.rows["p_right"][:], self.swapped)
+        return as_trained({"p_right": self.rows["p_right"][:]}, self.swapped)["p_right"]
 
     @property
     def votes(self) -> np.ndarray:
         """(N, 2) float64 numbers of votes for and against the label as trained; 1 and 0 without counts."""
-        found = np.array([self.rows[name][:] for name in VOTES], dtype=float).T
-        found[self.swapped] = found[self.swapped, ::-1]
+        columns = as_trained({name: self.rows[name][:] for name in VOTES}, self.swapped)
+        found = np.array([columns[name] for name in VOTES], dtype=float).T
         return np.where(np.isnan(found), (1, 0), found)
 
     @property
@@ -128,25 +128,21 @@ class TokenizedPairs:
     def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
         """Return the pairs at ``indices`` under noise; ``augmented`` adds them under augmented prompts."""
         # One look-up for the whole batch: Arrow is slow row by row.
-        columns = self.rows[list(indices)]
-        swapped = [self.swapped[i] for i in indices]
-        both = list(zip(swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True))
-        eta = probabilities_as_trained(columns["eta"], swapped)
+        columns = as_trained(self.rows[list(indices)], [self.swapped[i] for i in indices])
 
         def collate(prompts: list[list[int]], reference: np.ndarray | None) -> PairBatch:
             batch = PairBatch.collate(
                 columns["id"],
                 prompts,
-                [rejected if swap else chosen for swap, chosen, rejected in both],
-                [chosen if swap else rejected for swap, chosen, rejected in both],
+                columns["chosen_ids"],
+                columns["rejected_ids"],
                 flipped=[self.flipped[i] for i in indices],
-                eta=eta,
+                eta=columns["eta"],
                 annotators=None if self.annotators is None else [self.annotators[i] for i in indices],
                 pad_id=self.pad_id,
             )
             if reference is not None:
-                values = as_trained(torch.from_numpy(reference[list(indices)]), swapped)
-                batch.reference = LogProbs(*values.unbind(1))
+                batch.reference = LogProbs(*torch.from_numpy(reference[list(indices)]).unbind(1))
             return batch
 
         batch = collate(columns["prompt_ids"], self.reference)
@@ -161,9 +157,14 @@ class TokenizedPairs:
         title: str,
         *,
         augmented: bool = False,
+        differences: bool = False,
         **options: Any,
     ) -> np.ndarray:
-        """Return (N, K) ``cached_values`` of the pairs as found; NaN without the ``augmented`` prompt."""
+        """Return (N, K) values of labels as trained; NaN without the ``augmented`` prompt.
+
+        ``ask`` returns values of chosen and rejected in turn, or ``differences`` of the two.
+        ``cached_values`` are of labels as found, so that runs with other label noise share them.
+        """
         check_model(policy, self)
         asked = self.with_augmented_prompt if augmented else list(range(len(self)))
         plain = TokenizedPairs(self.rows.select(asked, keep_in_memory=True), self.pad_id)
@@ -179,25 +180,24 @@ class TokenizedPairs:
         found = cached_values(ask, policy, collate, *pairs, title=title, **options)
         result = np.full((len(self), found.shape[1]), np.nan, found.dtype)
         result[asked] = found
+        swapped = np.flatnonzero(self.swapped)
+        other = result[swapped]
+        if differences:
+            result[swapped] = -other
+        else:
+            pairs_of_columns = other.reshape(len(other), other.shape[1] // 2, 2)
+            result[swapped] = pairs_of_columns[..., ::-1].reshape(other.shape)
         return result
-
-    def values_as_trained(
-        self, ask: Callable[[PolicyModel, PairBatch], Tensor], policy: PolicyModel, title: str
-    ) -> Tensor:
-        """Return (N, 2k) values of the policy, k of chosen and rejected in turn, labels as trained."""
-        found = torch.from_numpy(self.values(ask, policy, title, of_adapter=True))
-        sides = [as_trained(both, self.swapped) for both in found.split(2, dim=1)]
-        return torch.cat(sides, dim=1)
 
     def reference_log_probs(
         self, policy: PolicyModel, title: str = "Reference log-probabilities", **options: Any
     ) -> np.ndarray:
-        """Return (N, 2) reference log-probabilities in nats, chosen and rejected as found, by ``values``."""
+        """Return (N, 2) reference log-probabilities of chosen and rejected in nats, by ``values``."""
         return self.values(_reference_log_probs, policy, title, **options)
 
     def state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """Return (N, H) ``reference_states``, chosen minus rejected as found, by ``values``."""
-        return self.values(_mean_state_differences, policy, "Reference's states")
+        """Return (N, H) ``reference_states``, chosen minus rejected, by ``values``."""
+        return self.values(_mean_state_differences, policy, "Reference's states", differences=True)
 
 
 def check_model(policy: PolicyModel, *splits: TokenizedPairs) -> None:
@@ -227,14 +227,18 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return chosen - rejected
 
 
-def as_trained(values: Tensor, swapped: Sequence[bool]) -> Tensor:
-    """Return (n, 2) values of chosen and rejected, exchanged where ``swapped``."""
-    return torch.where(torch.tensor(swapped)[:, None], values.flip(1), values)
-
-
-def probabilities_as_trained(found: Sequence[float | None], swapped: Sequence[bool]) -> list[float | None]:
-    """Return probabilities of labels as found, of the opposite event where ``swapped``."""
-    return [1 - p if swap and p is not None else p for p, swap in zip(found, swapped, strict=True)]
+def as_trained(columns: dict[str, list[Any]], swapped: Sequence[bool]) -> dict[str, list[Any]]:
+    """Return columns of N rows, with the other label where ``swapped``."""
+    found = dict(columns)
+    for one, other in (("chosen_ids", "rejected_ids"), VOTES):
+        if one in columns:
+            both = list(zip(columns[one], columns[other], swapped, strict=True))
+            found[one] = [second if swap else first for first, second, swap in both]
+            found[other] = [first if swap else second for first, second, swap in both]
+    for name in columns.keys() & {"eta", "p_right"}:
+        values = zip(columns[name], swapped, strict=True)
+        found[name] = [1 - p if swap and p is not None else p for p, swap in values]
+    return found
 
 
 def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:

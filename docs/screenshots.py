@@ -25,7 +25,6 @@ PAGES = {
     "layout": "#custom_scalars",
     "images": "#images",
     "hparams": "#hparams",
-    "pr-curves": "#pr_curves",
     "text": "#text",
 }
 """Query and tab of each picture."""

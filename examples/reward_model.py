@@ -34,7 +34,7 @@ from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES, feature_scale, 
 from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.chat import decode_messages
-from pacmr_lightning.datamodules.prompts import split_row
+from pacmr_lightning.datamodules.row_values import response_text
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
@@ -125,11 +125,11 @@ def _texts(
     prompts, texts = [], []
     for row in rows:
         if row["id"] in wanted:
-            found = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
-            prompt = decode_messages(found.prompt) if row["chat"] else found.prompt
-            prompts.append(found.prompt)
+            prompt = decode_messages(row["prompt"]) if row["chat"] else row["prompt"]
+            prompts.append(row["prompt"])
+            sides = [response_text(row[side], row["chat"]) for side in ("chosen", "rejected")]
             try:
-                texts += [judged_tokens(tokenizer, prompt, text) for text in (found.chosen, found.rejected)]
+                texts += [judged_tokens(tokenizer, prompt, text) for text in sides]
             except TemplateError as error:
                 raise UserError(
                     f"The chat template refuses pair {row['id']} ({error}); take it out, as the judge could "

@@ -336,8 +336,8 @@ def write_pairs(data: PreferenceData, path: Path, kept: list[int], swap: list[in
 def score(folder: Path, pairs: Any) -> None:
     """Write d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
     module, *_ = load_run(find_run(str(folder), "last"), as_trained=True)
-    nll = pairs.values_as_trained(mean_nll, ready(module), f"Round {folder.name}")
-    write_frame(folder / SCORES, pd.DataFrame({"d": (nll[:, 0] - nll[:, 1]).double().numpy()}))
+    nll = pairs.values(mean_nll, ready(module), f"Round {folder.name}", of_adapter=True).astype(float)
+    write_frame(folder / SCORES, pd.DataFrame({"d": nll[:, 0] - nll[:, 1]}))
     del module
     gc.collect()  # frees memory for the next round
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from rich.console import Console
 from scipy.stats import t
 from sklearn.metrics import roc_auc_score
@@ -71,7 +72,8 @@ def test_scores(run: FinishedRun) -> pd.Series:
         if pairs.reference is None:
             pairs.reference = pairs.reference_log_probs(policy)
         # Not last_pass: it also asks for weights, and an audit has none for test pairs.
-        now = LogProbs(*pairs.values_as_trained(log_probs, policy, kept.parent.name).unbind(1))
+        values = pairs.values(log_probs, policy, kept.parent.name, of_adapter=True)
+        now = LogProbs(*torch.from_numpy(values).unbind(1))
         batch = pairs.batch(list(range(len(pairs))))
         u = Rewards.of(now, batch, module.objective.beta).u
         write_frame(kept, pd.DataFrame({"id": batch.ids, "u": u.double().numpy()}))

@@ -15,7 +15,6 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import local_path, replacing
 
-from ..prompts import split_row
 from ..row_values import values_of
 
 METADATA = b"pacmr_augment"
@@ -61,12 +60,11 @@ def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
     """Return the distinct prompts of a ``Source``'s usable rows, in order of first appearance."""
     ids: dict[str, list[str]] = {}
     first: dict[str, tuple[bool, str | None]] = {}
-    columns = values_of(rows, "id", "prompt", "chosen", "rejected", "chat", "category")
-    for name, prompt, chosen, rejected, chat, category in columns:
-        split = split_row(prompt, chosen, rejected, chat)
-        if split.reason is None and split.prompt.strip():
-            ids.setdefault(split.prompt, []).append(name)
-            first.setdefault(split.prompt, (chat, category))
+    columns = values_of(rows, "id", "prompt", "reason", "chat", "category")
+    for name, prompt, reason, chat, category in columns:
+        if reason is None and prompt.strip():
+            ids.setdefault(prompt, []).append(name)
+            first.setdefault(prompt, (chat, category))
     return [AugmentedPrompt(text, *first[text], len(own), ids=tuple(own)) for text, own in ids.items()]
 
 

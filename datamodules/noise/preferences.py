@@ -11,8 +11,7 @@ from scipy.special import expit, log_expit, logit
 
 from pacmr_lightning.errors import UserError, check_within
 
-from ..prompts import split_row
-from ..row_values import values_of
+from ..row_values import response_texts
 from .base import LabelNoise, calibrated, check_share
 
 _LOG_RANGE = 30.0
@@ -107,8 +106,7 @@ class SpuriousPreferenceNoise(LabelNoise):
 
     def probabilities(self, rows: Dataset) -> list[float]:
         """Return N probabilities; 0 where the rejected response has no more of the feature."""
-        splits = [split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat")]
-        more = np.array([self.feature(s.chosen) - self.feature(s.rejected) for s in splits])
+        more = np.array([self.feature(one) - self.feature(other) for one, other in response_texts(rows)])
         gaps = _log_odds([0.5 if eta is None else eta for eta in rows["eta"][:]])
         feature = "is longer" if self.word is None else f"alone has the word {self.word!r}"
         why = f"the rejected response {feature} in {np.mean(more < 0):.1%} of the pairs, and others stay"

@@ -7,11 +7,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError, check_rates
 
-from ..columns import texts_key
 from ..hashing import unit_hash
-from ..prompts import split_row
 from ..reading import numbered_rows
-from ..row_values import values_of
+from ..row_values import response_texts
 from .base import LabelNoise
 
 
@@ -67,8 +65,7 @@ class TwoRateNoise(LabelNoise):
 
     def probabilities(self, rows: Dataset) -> list[float]:
         """Return one of the two rates for each row."""
-        splits = (split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat"))
-        return [self.rates[0 if _is_first(s.chosen, s.rejected) else 1] for s in splits]
+        return [self.rates[0 if _is_first(*responses) else 1] for responses in response_texts(rows)]
 
 
 def _is_first(response: str, other: str) -> bool:
@@ -104,8 +101,7 @@ class NoiseFromMask(LabelNoise):
                 f"mask is {self.mask}, but it lacks {len(missing)} of the {len(ids)} training "
                 f"pairs, {missing[0]!r} for one; give the mask of these pairs."
             )
-        keys = (texts_key(*row) for row in values_of(rows, "prompt", "chosen", "rejected"))
-        pairs = zip(ids, keys, strict=True)
+        pairs = zip(ids, rows["texts"][:], strict=True)
         if other := [pair for pair, key in pairs if texts[pair] is not None and texts[pair] != key]:
             raise UserError(
                 f"mask is {self.mask}, but there {len(other)} of the {len(ids)} training pairs have other "

@@ -29,7 +29,7 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     module.weighting.check_pairs(pairs)  # which may take the weights from their columns
     if pairs.reference is None:
         pairs.reference = pairs.reference_log_probs(policy)
-    found = pairs.values_as_trained(log_probs, policy, title)
+    found = torch.from_numpy(pairs.values(log_probs, policy, title, of_adapter=True))
     parts = []
     for start in range(0, len(pairs), _PART):
         values = found[start : start + _PART]

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..datamodules.chat import decode_messages
-from ..datamodules.prompts import split_row
-from ..datamodules.row_values import values_of
+from ..datamodules.row_values import response_text, values_of
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.chat_completion import NO_TOKENS
 from ..evaluation.judge_calls import calls, price
@@ -74,10 +73,10 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
     chosen = rows.select([places[name] for name in asked["id"]])
     found = []
     values = values_of(chosen, "prompt", "chosen", "rejected", "chat")
-    for observed, (prompt, first, second, chat) in zip(asked["observed"], values, strict=True):
-        split = split_row(prompt, first, second, chat)
-        responses = split.responses if observed == "chosen" else split.responses[::-1]
-        found.append(Comparison(decode_messages(split.prompt) if chat else split.prompt, *responses))
+    for observed, (prompt, *sides, chat) in zip(asked["observed"], values, strict=True):
+        texts = [response_text(side, chat) for side in sides]
+        responses = texts if observed == "chosen" else texts[::-1]
+        found.append(Comparison(decode_messages(prompt) if chat else prompt, *responses))
     return found
 
 

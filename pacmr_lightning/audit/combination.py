@@ -9,9 +9,10 @@ divided by its root mean square. w and b are the maximum a posteriori under Gaus
 does not change the ranking, but without it w would be wrong for pairs that were selected by their score.
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
-from datasets import Dataset
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
@@ -27,11 +28,12 @@ _SPREAD = np.array([0.3, 0.3, 0.3, 1.0])
 """Standard deviations; larger ones gain more if the differences know something, and lose more if not."""
 
 
-def views(rows: Dataset, reference: np.ndarray, swapped: np.ndarray) -> pd.DataFrame:
-    """Return ``VIEWS`` of N tokenized pairs from (N, 2) log-probabilities of chosen and rejected as found."""
-    longer = row_lengths(rows, "chosen_ids") - row_lengths(rows, "rejected_ids")
+def views(pairs: Any, reference: np.ndarray) -> pd.DataFrame:
+    """Return ``VIEWS`` of N ``TokenizedPairs`` from their (N, 2) reference log-probabilities."""
+    longer = row_lengths(pairs.rows, "chosen_ids") - row_lengths(pairs.rows, "rejected_ids")
+    longer = longer * np.where(pairs.swapped, -1, 1)
     found = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
-    return pd.DataFrame(found * np.where(swapped, -1, 1)[:, None], columns=list(VIEWS))
+    return pd.DataFrame(found, columns=list(VIEWS))
 
 
 def combined_score(u: np.ndarray, others: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -60,9 +60,8 @@ class CrossFit:
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
         # Digest of the base weights, which the audit has checked.
         reference = torch.load(run.checkpoint, "cpu", mmap=True, weights_only=True)["reference"]
-        state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
-        state.append(reference)
-        self.key = content_key(*state)[:12]
+        state = [self.policy_options, self.options, beta, data.fit_options(), labels.hexdigest()]
+        self.key = content_key(*state, self.updates, reference)[:12]
         self.path = folder / f"u-{self.key}.parquet"
 
     def kept(self) -> pd.Series | None:

@@ -69,7 +69,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     notes = _check_pairs(options, data.source, data.train_pairs)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
-    pairs = pairs.join(views(data.train_pairs.rows, data.train_pairs.reference, data.train_pairs.swapped))
+    pairs = pairs.join(views(data.train_pairs, data.train_pairs.reference))
     who = data.annotators
     if who is not None:
         pairs["annotator"] = pairs["id"].map(who)
@@ -150,7 +150,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     )
     pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
     if base is not None:
-        pairs = pairs.join(views(tokens, base, np.array(data.swapped)))
+        pairs = pairs.join(views(data, base))
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
     pairs, several = _with_votes(pairs, data)

@@ -7,10 +7,8 @@ from rich.table import Table
 
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
-from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import plain_row
-from ..datamodules.prompts import split_row
-from ..datamodules.row_values import values_of
+from ..datamodules.row_values import response_text, values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
@@ -115,20 +113,17 @@ def clean_meta(
 
 
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
-    columns = ("id", "category", "chat", "prompt", "chosen", "rejected", *_MORE)
+    columns = ("reason", "id", "prompt", "chosen", "rejected", "chat", *_MORE, "category")
     usable = []
-    for name, category, chat, prompt, chosen, rejected, *more in values_of(source.load("train"), *columns):
-        split = split_row(prompt, chosen, rejected, chat)
-        stripped = [text.strip() for text in (split.prompt, split.chosen, split.rejected)]
-        if split.reason is not None or not all(stripped) or stripped[1] == stripped[2]:
+    for reason, *values in values_of(source.load("train"), *columns):
+        given = dict(zip(columns[1:], values, strict=True))
+        if reason is not None:
             continue
-        prompt, chosen, rejected = split.prompt, split.chosen, split.rejected
-        if chat:
-            prompt = decode_messages(split.prompt)
-            chosen, rejected = ([message] for message in split.messages)
-        row = {"id": name, "prompt": prompt, "chosen": chosen, "rejected": rejected, "category": category}
-        row |= plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
-        usable.append(_Pair(prompt=prompt, first=split.chosen, second=split.rejected, row=row))
+        first, second = (response_text(given[side], given["chat"]) for side in ("chosen", "rejected"))
+        stripped = [text.strip() for text in (given["prompt"], first, second)]
+        if all(stripped) and stripped[1] != stripped[2]:
+            row = plain_row(given) | {"category": given["category"]}
+            usable.append(_Pair(prompt=row["prompt"], first=first, second=second, row=row))
     # Label noise uses the hash of id and seed alone; the sample must be independent of it.
     names = [f"clean {pair.row['id']}" for pair in usable]
     taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)

@@ -211,7 +211,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         self._check_longest(data)
         self.learning_rate = learning_rate_by_size(self.learning_rate, parameter_count(self.policy.name))
         self.save_hyperparameters({"learning_rate": self.learning_rate})
-        self.options = self._fit_options()
+        self.options = self._fit_options() | data.fit_options()
         log_short_run(self.trainer)
 
     @property

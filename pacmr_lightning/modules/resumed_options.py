@@ -1,6 +1,5 @@
 """Options that decide a run's results: saved in checkpoints and compared on resuming."""
 
-import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ _USED = {
     *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
     *("policy.attn_implementation", "policy.layout", "policy.compile", "policy.lora_compute_dtype"),
     *("weighting.keep_gradients", "policy.gradient_checkpointing", "gradient_checkpointing"),
+    "validation pairs",
 }
 """Options that a resumed fit may change; all others must equal the checkpoint's."""
 
@@ -45,7 +45,7 @@ def trainer_options(module: LightningModule) -> dict[str, Any]:
 def flat_options(name: str, value: Any) -> dict[str, Any]:
     """Return an option as plain values by dotted name.
 
-    An object has the arguments of its class that it keeps under their names; a file its name and content.
+    A ``Recorded`` object has the arguments that it keeps under their names; a file its name and content.
     """
     if isinstance(value, str) and (path := local_path(value)).is_file():
         return {name: f"{path.name} ({content_digest(path)[:12]})"}
@@ -56,22 +56,13 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
     elif isinstance(value, (list, tuple, set)):
         plain = [item if isinstance(item, (bool, int, float)) else str(item) for item in value]
         return {name: sorted(plain) if isinstance(value, set) else plain}
-    elif inspect.isroutine(value):
-        return {}
     else:
-        arguments = [key for key in _arguments(type(value)) if hasattr(value, key)]
-        items = [(f"{name}.{key}", getattr(value, key)) for key in arguments]
+        arguments = getattr(value, "made_with", None) or ()
+        items = [(f"{name}.{key}", getattr(value, key)) for key in arguments if hasattr(value, key)]
     found = {} if isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:
         found |= flat_options(key, item)
     return found
-
-
-def _arguments(kind: type) -> list[str]:
-    try:
-        return list(inspect.signature(kind).parameters)
-    except (TypeError, ValueError):  # a class of a C extension
-        return []
 
 
 def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:
@@ -82,11 +73,11 @@ def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None
     refused = [told[name] for name in changed if name not in _USED and name.rpartition(".")[0] not in told]
     if refused:
         raise UserError(
-            f"The fit has other options than its checkpoint: {', '.join(refused)}; resume with the "
+            f"The fit has other options or data than its checkpoint: {', '.join(refused)}; resume with the "
             "checkpoint's, or start a new run in another folder."
         )
     if told:
-        rank_zero_info(f"Resuming with other options than the checkpoint's: {', '.join(told.values())}.")
+        rank_zero_info(f"Resuming with others than the checkpoint's: {', '.join(told.values())}.")
     if (planned := now["planned updates"]) <= done:
         rank_zero_info(
             f"Nothing is left to train: {done} of {planned} updates are done; raise trainer.max_epochs."

@@ -173,7 +173,7 @@ class SFTModule(TrainedOnly):
                 f"SFT saves whole weights, but {type(strategy).__name__} splits them over the processes "
                 "here; use trainer.strategy ddp or deepspeed_stage_2."
             )
-        self.options = self._options()
+        self.options = self._options() | datamodule(self.trainer).fit_options()
         log_short_run(self.trainer)
 
     def configure_model(self) -> None:

@@ -120,7 +120,7 @@ def load_run(
     if objects.model.micro_batch_size is None:
         objects.model.micro_batch_size = min(objects.data.global_batch_size, MOST_AT_ONCE)
     checkpoint = _restore(objects.model, run.checkpoint)
-    objects.data.trained_texts = checkpoint.get(type(objects.data).__qualname__, {}).get("texts")
+    objects.data.trained_options = checkpoint.get("options", {})
     return objects.model, objects.data, checkpoint["global_step"]
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args
 import jsonargparse
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
 from ..errors import UserError
 from ..files import expanded
@@ -45,30 +46,21 @@ ELSEWHERE = {
 """Options of a training run by their short names, and by those of TRL and other tools."""
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses a key that occurs twice, of which PyYAML takes the last without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key.value in [one.value for one in keys[:number]]:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
+_Loader: Any = get_yaml_default_loader()
+_construct_mapping = _Loader.construct_mapping
 
 
-_load = jsonargparse.get_loader("yaml")
+def _unique_keys(loader: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    """Refuse a key that occurs twice, of which PyYAML takes the last without a word."""
+    keys = [key for key, _ in node.value]
+    for number, key in enumerate(keys):
+        if key.value in [one.value for one in keys[:number]]:
+            raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+    return _construct_mapping(loader, node, deep)
 
 
-def load_unique(text: str) -> Any:
-    """Return what jsonargparse reads in a text; raise a YAMLError if a key occurs twice in a mapping."""
-    found = _load(text)
-    if isinstance(found, dict | list):
-        yaml.load(text, _UniqueKeys)
-    return found
-
-
+_Loader.construct_mapping = _unique_keys
 # Classes in the free options of a sweep's cells stay text.
-jsonargparse.set_loader("yaml", load_unique, (yaml.YAMLError,))
 jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 

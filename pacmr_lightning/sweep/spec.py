@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, get_loader
 
 from ..errors import UserError, check_at_least, check_rates
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge
 from ..files import expanded
-from ..runs.option_parser import OptionParser, load_unique, short_message
+from ..runs.option_parser import OptionParser, short_message
 from ..runs.shipped_configs import resolved
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     that are like this one.
     """
     try:
-        found = expanded(load_unique(Path(resolved(path)).read_text(encoding="utf-8")))
+        found = expanded(get_loader("yaml")(Path(resolved(path)).read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

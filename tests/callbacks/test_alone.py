@@ -32,7 +32,6 @@ LEFT = {
     "SampleResponses": ({"responses/text_summary"}, {"responses.jsonl"}),
     "SequenceKL": (SAMPLED, set()),
     "Snapshots": (set(), {"checkpoints/snapshot-2.ckpt"}),
-    "SuspectedPairs": ({"suspected_pairs/text_summary"}, set()),
     "Throughput": ({"wall_clock/train/device/samples_per_sec", "wall_clock/train/time"}, set()),
     "VNetSurfaces": (
         {f"pair_weights/{name}" for name in MAPS},
@@ -40,7 +39,7 @@ LEFT = {
         | {f"analysis/heat-maps-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
     "WeightDistributions": (
-        {"pair_weights/distributions", "pair_weights/flipped/u", "flips/low_weight", "flips/low_u"},
+        {"pair_weights/distributions", "pair_weights/flipped/u", "flips"},
         {f"analysis/weight-distributions-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
     "WeightGap": (

@@ -1,17 +1,17 @@
-"""Dashboard, SuspectedPairs and the TensorBoard files of a real run that is resumed once."""
+"""Dashboard and the TensorBoard files of a real run that is resumed once."""
 
 import re
 
+import numpy as np
 import pytest
 import yaml
-from scipy.special import expit
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from pacmr_lightning import cli
+from pacmr_lightning.analysis.distribution_figure import draw_precision_recall
 from pacmr_lightning.callbacks.dashboard import CHARTS, RESULTS
-from pacmr_lightning.runs.folder import read_weights
 
 UPDATES = 6
 
@@ -24,7 +24,6 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
     callbacks = [
         {"class_path": "Dashboard"},
         {"class_path": "WeightRecorder"},
-        {"class_path": "SuspectedPairs", "init_args": {"pairs": 3, "every": 2}},
         {"class_path": "WeightDistributions", "init_args": {"every": 2}},
         {"class_path": "GoldReward", "init_args": {"samples": 4, "max_new_tokens": 3, "every": 2}},
         {"class_path": "WeightGap", "init_args": {"probe_pairs": 4}},
@@ -55,10 +54,6 @@ def board(runs):
 
 def points(board, run, tag):
     return [(e.step, e.tensor_proto.float_val[0]) for e in board.Tensors(run, tag)]
-
-
-def text(board, run, tag, place=-1):
-    return board.Tensors(run, f"{tag}/text_summary")[place].tensor_proto.string_val[0].decode()
 
 
 def test_runs_are_called_as_their_folders(runs, board):
@@ -102,44 +97,12 @@ def test_hparams_compare_methods(runs, board):
     assert found["dpo"].items() >= {"task": "preferences", "noise_rate": 0.3, "seed": 42}.items()
 
 
-def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
-    rows = read_weights(runs / "pacmr")
-    steps = [event.step for event in board.Tensors("pacmr", "suspected_pairs/text_summary")]
-    assert steps == [1, 3, 5]
-    for place, step in enumerate(steps):
-        ordered = rows[rows["step"] <= step].sort_values(["weight", "u", "step", "flipped", "id"])
-        lowest = ordered.drop_duplicates("id").head(3)
-        lines = text(board, "pacmr", "suspected_pairs", place).splitlines()
-        shown = [line.split(" | ") for line in lines[2:]]
-        assert [cells[0].removeprefix("| ") for cells in shown] == lowest["id"].tolist()
-        assert [cells[1] for cells in shown] == [f"{weight:.3f}" for weight in lowest["weight"]]
-        assert [int(cells[3]) for cells in shown] == (lowest["step"] + 1).tolist()
-        assert [cells[4] == "flipped" for cells in shown] == lowest["flipped"].tolist()
-        assert all(len(cell) > 5 for cells in shown for cell in cells[5:])
-
-
-def test_equal_weights_rank_by_u(runs, board):
-    rows = read_weights(runs / "dpo").sort_values(["u", "step", "flipped", "id"])
-    rows = rows.drop_duplicates("id").head(3)
-    lines = text(board, "dpo", "suspected_pairs").splitlines()[2:]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == rows["id"].tolist()
-
-
 def test_precision_and_recall_of_flips(runs, board):
-    """TensorBoard's curve at its thresholds equals that of the recorded weights."""
-    rows = read_weights(runs / "pacmr")
-    scores = {"low_weight": 1 - rows["weight"], "low_u": expit(-rows["u"].astype(float))}
-    for score, suspicion in scores.items():
-        *_, last = board.Tensors("pacmr", f"flips/{score}")
-        assert last.step == UPDATES - 1
-        values = last.tensor_proto
-        true_positives = list(values.float_val)[: values.tensor_shape.dim[1].size]
-        assert true_positives[0] == rows["flipped"].sum()
-        middle = len(true_positives) // 2
-        expected = (rows["flipped"] & (suspicion >= middle / (len(true_positives) - 1))).sum()
-        assert true_positives[middle] == pytest.approx(expected, abs=1)
-    assert "flips/low_weight" not in board.Runs()["dpo"]["tensors"], "all weights are alike"
-    assert "flips/low_u" in board.Runs()["dpo"]["tensors"]
+    assert [board.Tensors(run, "flips")[-1].step for run in ("pacmr", "dpo")] == [UPDATES - 1] * 2
+    flipped, scores = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
+    [axis] = draw_precision_recall(flipped, {"low_u": scores}).axes
+    recall, precision = axis.lines[0].get_data()
+    assert recall.tolist() == [0.5, 0.5, 1, 1] and precision.tolist() == [1, 1 / 2, 2 / 3, 2 / 4]
 
 
 def test_nothing_to_log_to(runs, tmp_path):

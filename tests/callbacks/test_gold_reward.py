@@ -1,7 +1,6 @@
 import csv
 import json
 import math
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -68,9 +67,8 @@ def tokenizer():
 def world(tokenizer, make_module, make_data, tmp_path, tiny_llama):
     data = make_data()
     data.tokenizer = tokenizer
-    data.prompt_ids = lambda prompts: tokenizer(prompts)["input_ids"]
     data.gold_reward = gold_reward
-    data.source = SimpleNamespace(prompts=PROMPTS)
+    data.predict_dataloader = lambda: prompt_batches(data)
     module = make_module()
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     keys = {"tokenizer": tokenizer, "vocab_size": len(tokenizer), **shape}
@@ -155,7 +153,7 @@ def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, wo
     data.gold_reward = None
     with pytest.raises(UserError, match=r"The data of task toy has no gold reward; remove GoldReward"):
         fit(tmp_path, [GoldReward()], module, data)
-    data.gold_reward, data.source, data.predict_dataloader = gold_reward, SimpleNamespace(prompts=None), list
+    data.gold_reward, data.predict_dataloader = gold_reward, list
     for callback in (GoldReward, SequenceKL):
         with pytest.raises(
             UserError, match=f"{callback.__name__} needs prompts, but the data has none; remove it"
@@ -171,10 +169,8 @@ class Length(RewardFunction):
         return float(len(response))
 
 
-def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
-    """A source without prompts of its own gets the prompts of predict."""
+def test_a_second_reward(fit, tmp_path, world):
     module, data = world
-    data.source, data.predict_dataloader = SimpleNamespace(prompts=None), lambda: prompt_batches(data)
     callback = GoldReward(samples=5, max_new_tokens=6, second_reward=Length())
     metrics = fit(tmp_path, [callback], module, data, max_epochs=1).callback_metrics
     samples = samples_of(tmp_path)
@@ -224,7 +220,6 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
             seen.extend((prompts[i % len(prompts)], response) for i, response in enumerate(responses))
             return responses
 
-    data.predict_dataloader = lambda: prompt_batches(data)
     trainer = fit(tmp_path, [Watch(samples=600, max_new_tokens=4, batch_size=64)], module, data, max_epochs=1)
     sums, ratios, surprise = [], [], 0.0
     for prompt, response in seen:
@@ -256,7 +251,7 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
 def test_few_long_prompts_at_a_time(fit, tmp_path, world, monkeypatch):
     """Memory of a batch is that of its tokens; all are sampled all the same, in their order."""
     module, data = world
-    lengths = [len(tokens) for tokens in data.prompt_ids(PROMPTS)]
+    lengths = [int(batch.attention_mask.sum()) for batch in prompt_batches(data)]
     assert lengths == [2, 5, 1]
     monkeypatch.setattr(samples, "SAMPLED_TOKENS", 16)
     fit(tmp_path, [GoldReward(7, batch_size=3, max_new_tokens=3)], module, data, max_epochs=1)

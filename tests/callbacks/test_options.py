@@ -15,7 +15,6 @@ from pacmr_lightning.errors import UserError
         ("Health", {"max_idle_updates": 0, "lora_after": 0}),
         ("RunSummary", {"window": 0}),
         ("SampleResponses", {"prompts": 0, "every": 0, "max_new_tokens": 0}),
-        ("SuspectedPairs", {"pairs": 0, "every": -1}),
         ("Throughput", {"window_size": 1}),
         ("VNetSurfaces", {"steps": [500, 0], "points": 1, "window": 0, "every": 1.5}),
         ("WeightDistributions", {"steps": [-1], "window": 0, "every": 0.0}),

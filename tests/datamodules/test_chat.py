@@ -9,7 +9,6 @@ import pytest
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
-from pacmr_lightning.datamodules.prompts import split_completion, split_row
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
@@ -101,11 +100,10 @@ def test_a_repeated_prompt_is_there_once(case):
     prompt, before, expected = REPEATED[case]
     pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
     [row] = pairs(pair)
-    split = split_row(row["prompt"], row["chosen"], row["rejected"], chat=True)
-    assert (decode_messages(split.prompt), split.chosen, split.rejected) == (expected, "Rain.", "Books.")
+    found = [decode_messages(row[name]) for name in ("prompt", "chosen", "rejected")]
+    assert found == [expected, answer("Rain."), answer("Books.")]
     [row] = demonstrations({"prompt": prompt, "completion": before + answer("Rain.")})
-    split = split_completion(row["prompt"], row["completion"], chat=True)
-    assert (decode_messages(split.prompt), split.responses) == (expected, ("Rain.",))
+    assert [decode_messages(row[name]) for name in ("prompt", "completion")] == [expected, answer("Rain.")]
 
 
 UNCLEAR = {
@@ -163,7 +161,6 @@ def test_sft(chatting, way):
     start, text, _ = render(chatting, QUESTION, *answer("Rain."))
     assert chatting.decode(kept["prompt_ids"][0]) == start
     assert chatting.decode(kept["completion_ids"][0]).startswith(text)
-    assert split_completion("a", " b").responses == (" b",)
 
 
 def test_through_the_datamodule(chatting, tmp_path, write_rows):

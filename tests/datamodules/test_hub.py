@@ -131,7 +131,7 @@ def test_hh(hh, tokenizer):
     assert AnthropicHH().path == "Anthropic/hh-rlhf"
     assert set(AnthropicHH(hh, ["harmless-base"]).load("train")["category"]) == {"harmless-base"}
     other = AnthropicHH(hh, split_seed=1).load("validation")
-    assert set(other["chosen"]) != set(validation["chosen"])
+    assert set(other["prompt"]) != set(validation["prompt"])
 
 
 def test_hh_evaluation_prompts(hh):
@@ -239,7 +239,8 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
     chats = [{"chosen": turn, "rejected": [*turn[:1], message("assistant", "No.")]} for turn in turns]
     (folder / "train-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
     (folder / "train-1.jsonl").unlink()
-    assert [json.loads(text) for text in HubPreferences(str(folder)).load_all()["chosen"]] == turns
+    found = HubPreferences(str(folder)).load_all()
+    assert [json.loads(row["prompt"]) + json.loads(row["chosen"]) for row in found] == turns
     (folder / "train-0.jsonl").unlink()
     # An array, which datasets reads.
     (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))

@@ -200,7 +200,8 @@ def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
         [ids[i] for i in easiest[start : start + 4]] for start in (0, 8, 0)
     ]
     assert data.counts["train"]["easiest"] == 13 and len(data.noise_flips) == 30
-    assert data.state_dict()["training pairs"] != every.state_dict()["training pairs"]
+    order = "ids, labels, order or augmented prompts of the training pairs"
+    assert data.fit_options()[order] != every.fit_options()[order]
 
 
 def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from pacmr_lightning.datamodules.prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, split_prompt
-from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules.reading import numbered_rows, read_preferences
 
 HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 
@@ -18,8 +18,8 @@ HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 )
 def test_transcripts_end_their_prompt_at_the_last_assistant_turn(chosen, rejected, expected):
     split = split_prompt(chosen, rejected)
-    found = (split.prompt, split.chosen, split.rejected, split.reason)
-    assert found == (expected if isinstance(expected, tuple) else ("", "", "", expected))
+    found = (split.prompt, *split.responses, split.reason)
+    assert found == (expected if isinstance(expected, tuple) else ("", expected))
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,8 @@ def test_transcripts_end_their_prompt_at_the_last_assistant_turn(chosen, rejecte
 def test_common_prefix_ends_before_whitespace(chosen, rejected, prompt):
     split = split_prompt(chosen, rejected)
     assert split.prompt == prompt
-    assert split.prompt + split.chosen == chosen
-    assert split.prompt + split.rejected == rejected
-    assert split.chosen[0].isspace() and split.rejected[0].isspace()
+    assert [prompt + response for response in split.responses] == [chosen, rejected]
+    assert all(response[0].isspace() for response in split.responses)
 
 
 @pytest.mark.parametrize(("chosen", "rejected"), [("yes", "no"), ("", "x"), (" a", " b"), ("bluer", "blues")])
@@ -48,12 +47,13 @@ def test_nothing_in_common(chosen, rejected):
 
 
 def test_real_transcripts(shared_data):
-    rows = read_preferences(shared_data / "hh" / "harmless-base" / "train.jsonl.gz")
-    splits = [split_prompt(r["chosen"], r["rejected"]) for r in rows]
-    reasons = [s.reason for s in splits if s.reason]
-    assert 0 < reasons.count(DIFFERENT_PROMPTS) < 0.05 * len(rows)
-    assert set(reasons) == {DIFFERENT_PROMPTS}
-    for row, split in zip(rows, splits, strict=True):
-        if split.reason is None:
-            assert split.prompt.endswith("\n\nAssistant:")
-            assert split.prompt + split.rejected == row["rejected"]
+    path = shared_data / "hh" / "harmless-base" / "train.jsonl.gz"
+    rows = read_preferences(path)
+    reasons = [reason for reason in rows["reason"] if reason]
+    assert 0 < len(reasons) < 0.05 * len(rows) and set(reasons) == {DIFFERENT_PROMPTS}
+    for row, (_, given) in zip(rows, numbered_rows(path), strict=True):
+        if row["reason"] is None:
+            assert row["prompt"].endswith("\n\nAssistant:")
+            assert row["prompt"] + row["rejected"] == given["rejected"]
+        else:
+            assert (row["chosen"], row["rejected"]) == (given["chosen"], given["rejected"])

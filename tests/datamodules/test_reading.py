@@ -97,7 +97,7 @@ def test_no_prompt_is_guessed_beside_one(sides, name):
     assert found["unread"] == name
     talk = {side: f"\n\nHuman: a\n\nAssistant: {side}" for side in PAIR}
     [found] = pairs(talk | {name: value})
-    assert found["prompt"] is None, "transcripts hold their prompt"
+    assert found["prompt"] == "\n\nHuman: a\n\nAssistant:", "transcripts hold their prompt"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    about = {*TEMPLATE, "chat", "unread", "like_messages"}
+    about = {*TEMPLATE, "chat", "unread", "like_messages", "texts", "reason", "prompt_given"}
     assert set(rows.column_names) == {"id", "prompt", "completion"} | about
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
     with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):

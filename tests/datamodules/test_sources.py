@@ -31,7 +31,7 @@ def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
         for k in range(3)
     ]
     source = Files(write_rows(rows), validation_fraction=0.3)
-    question = [{text.split(":")[0] for text in source.load(s)["chosen"]} for s in ("train", "validation")]
+    question = [set(source.load(split)["prompt"]) for split in ("train", "validation")]
     assert question[0] and question[1] and not question[0] & question[1]
 
 

@@ -36,7 +36,6 @@ def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
         {"class_path": "SampleResponses", "init_args": {"prompts": 2, "every": 1, "max_new_tokens": 3}},
         {"class_path": "RunSummary"},
         {"class_path": "Dashboard"},
-        {"class_path": "SuspectedPairs", "init_args": {"pairs": 3, "every": 1}},
     ]
     found = preference_config(
         tiny_llama("model"),

@@ -13,16 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from torchmetrics.text import CHRFScore
 
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.augment import augment
 from pacmr_lightning.datamodules import PreferenceDataModule
-from pacmr_lightning.datamodules.augmentation.augmentation_report import summary
 from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
     METADATA,
     Augmentations,
-    AugmentedPrompt,
     read_augmentations,
     training_prompts,
 )
@@ -74,16 +71,10 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
     assert numbers.strip() in printed and "## Examples" not in printed
     same = sum(p == back_and_forth(p) for p in pairs)
     assert f"of {len(pairs)} of {len(pairs)} distinct training prompts" in report and same > 0
-    cells = [cell.strip() for cell in re.search(r"\| all .*", report)[0].split("|")[2:-1]]
     ratios = [len(back_and_forth(p)) / len(p) for p in pairs]
-    middle, low, high = np.quantile(ratios, (0.5, 0.05, 0.95))
-    score = CHRFScore(n_word_order=0)
-    sample = random.Random(0).sample(list(pairs), 64)
-    score.update([back_and_forth(p) for p in sample], [[p] for p in sample])
-    assert f"similarity of the two: {score.compute():.2f} " in report
-    ratio, identical = f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{same} ({same / len(pairs):.1%})"
-    assert cells == [str(len(pairs)), "300", identical, ratio, "0 (0.0%)"]
-    assert len(re.findall(r"^\| (?:ocean|forest|city|mountain|house|storm) ", report, re.M)) == 6
+    assert "{:.2f} ({:.2f} to {:.2f})\n".format(*np.quantile(ratios, (0.5, 0.05, 0.95))) in numbers
+    assert "which 300 pairs have" in numbers and "left as they were: 0 (0.0%)" in numbers
+    assert f"in no meta-batch: {same} ({same / len(pairs):.1%})" in numbers
     assert len(re.findall("^### ", report, re.M)) == 6
 
 
@@ -222,13 +213,13 @@ def test_rules(write_rows, tmp_path):
 
 def test_a_report_that_says_what_was_kept(translators, write_rows, tmp_path):  # noqa: F811
     pair = {"chosen": " a", "rejected": " b"}
-    prompts = [{"prompt": f"the sea is {'book' * 20} {i}", "category": f"c|{i % 25}"} for i in range(50)]
+    prompts = [{"prompt": f"the sea is {'book' * 20} | {i}"} for i in range(50)]
     source = Files(write_rows([prompt | pair for prompt in prompts]))
     augment(source, str(tmp_path / "out.parquet"), BackTranslation(*translators, num_beams=1))
     report = (tmp_path / "out-report.md").read_text()
     kept = len(rows_of(tmp_path / "out.parquet"))
     assert f"  - longer than the model reads: {kept} (50.0%)" in report
-    assert "5 smaller categories are not listed." in report and "| c\\|1 " in report
+    assert re.search(r"^\| the sea is (book)+ \\\| \d+ \| the ", report, re.M), "a bar is no new column"
 
 
 def stored(path):
@@ -333,16 +324,3 @@ def test_files_that_hold_no_augmentations(tmp_path):
             read_augmentations(tmp_path / name)
     write("some.parquet", {"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})
     assert read_augmentations(tmp_path / "some.parquet") == Augmentations({"a": "b"})
-
-
-def test_the_report_s_similarity():
-    """Of the contents: the frame of a post does not make two texts more alike."""
-
-    def row(before, after):
-        frame = "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {}\n\nTL;DR:"
-        return AugmentedPrompt(frame.format(before), False, None, 1, frame.format(after), 1)
-
-    same = [row("the cat sat on the mat", "the cat sat on the mat")]
-    other = [row("qqq", "zzz zzz")]
-    assert "two: 1.00 (1 is the same text), of 1 prompts" in summary(same, "x")
-    assert 0 <= float(summary(other, "x").split("two: ")[1][:4]) < 0.1

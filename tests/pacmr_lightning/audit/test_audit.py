@@ -213,6 +213,7 @@ def test_last_pass_goes_on(run, monkeypatch, tmp_path):
     pd.testing.assert_frame_equal(again, whole, rtol=1e-4)
     asked.clear()
     data.train_pairs.swapped = [not swap for swap in data.train_pairs.swapped]
+    data.train_pairs.reference = data.train_pairs.reference[:, ::-1].copy()
     np.testing.assert_allclose(last_pass(module, data.train_pairs)["u"], -whole["u"], rtol=1e-4)
     assert asked == []
     # Another adapter on the same reference is another model.

@@ -1,5 +1,7 @@
 """The score that decisions learn: its optimum, and what it gains and loses by the pairs that were decided."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,8 @@ N = 1000
 
 def test_views_follow_the_labels():
     rows = Dataset.from_dict({"chosen_ids": [[1, 2, 3], [1]], "rejected_ids": [[1], [1, 2]]})
-    found = views(rows, np.array([[-3.0, -1.0], [-5.0, -1.0]]), np.array([False, True]))
+    pairs = SimpleNamespace(rows=rows, swapped=[False, True])
+    found = views(pairs, np.array([[-3.0, -1.0], [-1.0, -5.0]]))
     assert found["length_difference"].tolist() == [2, 1]
     assert found["reference_difference"].tolist() == [-2, 4]
 

@@ -261,7 +261,7 @@ def test_no_augmented_prompt(run, capsys, tmp_path):
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "plain.jsonl differ from those of the run" in message
     checkpoint = torch.load(run / LAST, weights_only=True)
-    del checkpoint["PreferenceDataModule"]["texts"]  # as where another datamodule made the pairs
+    del checkpoint["options"]["texts of the training pairs"]  # as where another datamodule made the pairs
     torch.save(checkpoint, run / LAST)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "None of the 8 train pairs has an augmented prompt" in message

@@ -9,7 +9,6 @@ import yaml
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.clean_meta import clean_meta
 from pacmr_lightning.datamodules import EmbeddedWorld, Files
-from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
@@ -163,13 +162,11 @@ def test_the_file_is_read_again(rows, write_rows, server, tmp_path):
     longer = []
     for row in clean:
         before = found[row["id"]]
-        names = ("prompt", "chosen", "rejected", "chat")
-        now, then = (split_row(*(r[name] for name in names)) for r in (row, before))
-        assert (now.reason, row["chat"], now.prompt) == (None, before["chat"], then.prompt)
-        assert {now.chosen, now.rejected} == {then.chosen, then.rejected}
+        assert (row["reason"], row["chat"], row["prompt"]) == (None, before["chat"], before["prompt"])
+        assert {row["chosen"], row["rejected"]} == {before["chosen"], before["rejected"]}
         # What the judges like, for this is what they all found.
-        assert len(now.chosen) > len(now.rejected)
-        longer.append(len(then.chosen) < len(then.rejected))
+        assert len(row["chosen"]) > len(row["rejected"])
+        longer.append(len(before["chosen"]) < len(before["rejected"]))
     assert any(longer)
     flags = read(output)
     assert [row["corrected"] for row in flags] == longer and all("flipped" not in row for row in flags)

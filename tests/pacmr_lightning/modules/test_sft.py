@@ -290,7 +290,7 @@ def test_what_a_resumed_run_may_change(run, base, tmp_path, caplog, lora):
     assert "planned updates 12 instead of 6" in said
     group = trainer.optimizers[0].param_groups[0]
     assert group["lr"] == pytest.approx(1e-4) and group["weight_decay"] == 0.5
-    with pytest.raises(UserError, match="rows of a batch over all processes 8, but this run has 4"):
+    with pytest.raises(UserError, match="rows of a batch over all processes 4 instead of 8"):
         resumed(data=make_data(tokenizer=base, batch_size=4))
     with pytest.raises(UserError, match="training rows"):
         resumed(data=make_data(tokenizer=base, rows=49))
