@@ -21,11 +21,11 @@ from rich.console import Console
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import KFold
 
-from pacmr_lightning.audit.agreement import agreement
-from pacmr_lightning.audit.findings import confident_learning
+from pacmr_lightning.audit.agreement import Agreement, agreement
+from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, is_suspected
 from pacmr_lightning.audit.linear_probe import FOLDS, mirror_signs, probe_log_odds
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
@@ -171,7 +171,7 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
     decided = pairs["flipped"].notna().to_numpy()
     wrong = pairs["flipped"].fillna(False).astype(bool).to_numpy()
     others = Others(pairs)
-    suspected = found.predicts & (p < 0.5)
+    suspected, quality = detected(found, u, pairs["flipped"])
     a, b = (pairs[side].str.len() for side in ("chosen", "rejected"))
     similar = decided & (np.maximum(a, b) < SIMILAR * np.minimum(a, b)).to_numpy()
     expected, low, high = found.contradicted(suspected) if suspected.any() else (np.nan,) * 3
@@ -180,16 +180,16 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
     row: dict[str, object] = {
         "score": name,
         "pairs": len(u),
-        "auroc": roc_auc_score(wrong[decided], -u[decided]),
-        "average_precision": average_precision_score(wrong[decided], -u[decided]),
+        "auroc": quality["auroc"],
+        "average_precision": quality["average_precision"],
         "auroc_similar_length": roc_auc_score(wrong[similar], -u[similar]),
-        "suspected": int(suspected.sum()),
+        "suspected": quality["suspected"],
         "expected": expected,
         "low": low,
         "high": high,
         "others": others.share(suspected),
-        "majority": wrong[suspected & decided].mean(),
-        "recall": wrong[suspected].sum() / wrong.sum(),
+        "majority": quality["precision"],
+        "recall": quality["recall"],
         "first_100_majority": wrong[first][decided[first]].mean(),
         "first_100_others": others.share(first),
         "all_expected": (1 - p).mean(),
@@ -205,12 +205,18 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
     return row
 
 
+def detected(found: Agreement, u: np.ndarray, flipped: pd.Series) -> tuple[np.ndarray, dict[str, object]]:
+    """Return a mask of the suspected labels, and the row of ``detection_quality`` by (N,) ``flipped``."""
+    suspected = is_suspected(found, np.zeros(len(u), bool), 0.5)
+    table = detection_quality([Detector("", -u, suspected)], flipped)
+    return suspected, table.drop(columns=["method", "contradicted"]).to_dict("records")[0]
+
+
 def injected(pairs: pd.DataFrame, prompts: np.ndarray, states: dict[str, np.ndarray]) -> pd.DataFrame:
     """Return one row per score and rate of ``SHARES``; scores learn from the labels with the flips.
 
     The errors to be found are the flips, and at a rate of 0 the labels that most others contradict.
     """
-    decided = pairs["flipped"].notna().to_numpy()
     rows = []
     for share in SHARES:
         flip = np.random.default_rng(1).random(len(pairs)) < share
@@ -221,24 +227,12 @@ def injected(pairs: pd.DataFrame, prompts: np.ndarray, states: dict[str, np.ndar
         scores |= {
             f"probe, {name}": probe_log_odds(values * sign, prompts) for name, values in states.items()
         }
-        truth = flip if share else pairs["flipped"].fillna(False).to_numpy(dtype=bool)
-        known = np.ones(len(pairs), bool) if share else decided
+        truth = pd.Series(flip) if share else pairs["flipped"]
         for name, u in scores.items():
             found = agreement(u, prompts, resamples=20)
-            suspected = found.predicts & (found.p < 0.5)
-            rows.append(
-                {
-                    "score": name,
-                    "flips": share,
-                    "auroc": roc_auc_score(truth[known], -u[known]),
-                    "average_precision": average_precision_score(truth[known], -u[known]),
-                    "suspected": int(suspected.sum()),
-                    "precision": truth[suspected & known].mean(),
-                    "recall": truth[suspected].sum() / truth.sum(),
-                    "rate_of_flips": found.rate,
-                    "rate_identified": found.identified,
-                }
-            )
+            _, quality = detected(found, u, truth)
+            rates = {"rate_of_flips": found.rate, "rate_identified": found.identified}
+            rows.append({"score": name, "flips": share, **quality, **rates})
     return pd.DataFrame(rows)
 
 

@@ -117,7 +117,7 @@ def _with_afterwards(sweep: Sweep) -> Sweep:
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print their commands and number, with a note."""
     states = [state_of(cell) for cell in found]
-    parsed = check_swept_options(found)
+    check_swept_options(found)
     predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
     for preparation in _with_afterwards(sweep).preparations():
         there = " (exists)" if Path(preparation.output).exists() else ""
@@ -126,49 +126,26 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
         parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
         commands = [f"pacmr {shlex.join(words)}" for words in parts if words]
         print_result(f"{cell.name} ({its}): {' && '.join(commands)}")
-    untrained = [cell for cell in found if not (cell.folder / SUMMARY).exists()]
-    if sweep.estimate and untrained:
-        print_result(_training_cost(sweep, untrained, parsed))
     if one := next(iter(predicted.values()), None):
         print_result(_evaluation_cost(sweep, found, one))
     print_result(f"{len(found)} cells{note}")
 
 
-def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[Any, Any]]) -> str:
-    from ..sweep.cost import training_flops
-
-    work = sweep.estimate
-    assert work is not None
-    flops = training_flops(sweep, untrained, {name: config for name, (config, _) in parsed.items()})
-    hours = flops / (1e12 * work.device_tflops * work.utilization) / 3600
-    return (
-        f"Training {len(untrained)} cells, estimated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
-        f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s; without preparations and responses"
-    )
-
-
 def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]) -> str:
-    from ..sweep.evaluation import calls_for, comparisons_left
+    from ..sweep.evaluation import comparisons_left
 
     config, objects = predicted
     assert sweep.evaluate is not None
     # Only texts in memory: reading the source may download it.
-    texts, work = vars(objects.data.source).get("prompts"), sweep.estimate
+    texts = vars(objects.data.source).get("prompts")
     known = None if texts is None else len({text for text in texts if text.strip()})
     prompts = min((n for n in (objects.data.predict_prompts, known) if n is not None), default=None)
-    if prompts is None:
-        return "Evaluation: data.predict_prompts is null, so the number of calls depends on the data"
-    longest = config.model.init_args.max_new_tokens
-    length = sum(map(len, texts)) / len(texts) / 4 if texts else work.prompt_tokens if work else 0
-    answers = sum(not has_responses(cell) for cell in found)
-    left = comparisons_left(sweep, found)
-    prices = sweep.evaluate.prompt_price, sweep.evaluate.completion_price
-    calls = calls_for(sweep, left, prompts, length, work.response_tokens if work else longest)
-    lengths = "" if texts or work else " without the prompts, whose length estimate.prompt_tokens gives"
+    each = "all prompts" if prompts is None else f"{prompts:,} prompts"
+    answers, longest = sum(not has_responses(cell) for cell in found), config.model.init_args.max_new_tokens
     return (
-        f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
-        f"Judging: {len(left)} comparisons with {sweep.evaluate.judge.name}, "
-        f"{calls.sentence(prices)}{lengths}"
+        f"Predicting: {answers} cells, {each} each, responses of at most {longest} tokens\n"
+        f"Judging: {len(comparisons_left(sweep, found))} comparisons with {sweep.evaluate.judge.name}, "
+        f"{each} each, in both orders"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -32,6 +33,8 @@ _VAIN: dict[int | str, tuple[str, str]] = {
     404: ("does not exist", "check model, and base_url, which mostly ends in /v1"),
 }
 """Errors that all requests would get, by status or option: what the server does, and what helps."""
+_ABOUT_KEY = re.compile(r"\bkey\b|credential|authenti|authori[sz]|permission", re.I)
+"""Words of a 403 that refuses the key; others refuse one conversation."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 _OF_ONE = (400, 403, 413, NO_ANSWER)
 """Statuses of a conversation that the server refuses for its length or content, or does not answer."""
@@ -294,8 +297,12 @@ class _Asking:
         except APIStatusError as error:
             reply: Reply = error.response.extensions["reply"]
         problem = str(reply.problem).replace(self.secret or "\0", "***")
-        refused = reply.status == 400 and "temperature" in problem
-        if vain := _VAIN.get("temperature" if refused else reply.status):
+        cause: int | str = reply.status
+        if cause == 400 and "temperature" in problem:
+            cause = "temperature"
+        elif cause == 403 and _ABOUT_KEY.search(problem):
+            cause = 401
+        if vain := _VAIN.get(cause):
             does, fix = vain
             raise UserError(f"{asked.where} {does} ({problem}); {fix.format(asked.key_variable)}.")
         return replace(reply, problem=problem)

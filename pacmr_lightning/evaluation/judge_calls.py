@@ -54,10 +54,5 @@ def check_prices(prompt_price: float | None, completion_price: float | None, pla
 def calls(judge: PairJudge, questions: Iterable[Messages]) -> Calls:
     """Return number and tokens of questions that a judge will send."""
     lengths = [sum(len(message_text(message)) for message in messages) for messages in questions]
-    return calls_of(judge, len(lengths), sum(lengths) / CHARACTERS)
-
-
-def calls_of(judge: PairJudge, number: int, tokens_in: float) -> Calls:
-    """Return calls with the judge's limit of tokens of an answer."""
     limit = judge.settings.get("max_tokens")
-    return Calls(number, tokens_in, None if limit is None else number * limit)
+    return Calls(len(lengths), sum(lengths) / CHARACTERS, None if limit is None else len(lengths) * limit)

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.judge_calls import Calls, calls, calls_of
+from ..evaluation.judge_calls import calls
 from ..evaluation.judged_files import VERDICTS, judge_pairs, read_judged, response_pairs
-from ..evaluation.judging import Comparison
 from ..evaluation.response_files import read_responses
 from ..evaluation.win_rate import OUTCOMES, outcome_rates
 from .cells import Cell, anchor_cells
@@ -47,28 +46,6 @@ def comparisons_left(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Ce
         for cell, anchor in comparisons(sweep, found)
         if (summary := judged(sweep.evaluate, cell, anchor)) is None or summary["unanswered"]
     ]
-
-
-def calls_for(
-    sweep: Sweep,
-    left: Sequence[tuple[Cell, Cell]],
-    prompts: int,
-    prompt_tokens: float,
-    response_tokens: float,
-) -> Calls:
-    """Return the calls for comparisons; responses that are not there are of the given lengths."""
-    evaluate = sweep.evaluate
-    assert evaluate is not None
-    there = [pair for pair in left if all(map(has_responses, pair))]
-    pairs = [one for cell, anchor in there for one in response_pairs(cell.responses, anchor.responses)]
-    path = Path(sweep.output) / ANSWERS
-    with AnswerStore(path if path.exists() else ":memory:") as answers:
-        asked = [pair for pair in pairs if not pair.identical]
-        known = calls(evaluate.judge, evaluate.judge.questions(asked, answers))
-        frame = calls(evaluate.judge, evaluate.judge.questions([Comparison("", "a", "b")], answers))
-    number = (len(left) - len(there)) * prompts * frame.number
-    length = frame.tokens_in / max(1, frame.number) + prompt_tokens + 2 * response_tokens
-    return calls_of(evaluate.judge, known.number + number, known.tokens_in + number * length)
 
 
 def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:

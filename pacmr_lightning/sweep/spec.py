@@ -20,8 +20,6 @@ from ..runs.option_parser import OptionParser, short_message
 from ..runs.shipped_configs import resolved
 
 T = TypeVar("T")
-LLAMA = "llama-2-7b"
-"""Model whose number of parameters needs no files."""
 
 
 @dataclass
@@ -72,28 +70,6 @@ class Evaluation:
 
 
 @dataclass
-class Workload:
-    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs."""
-
-    pairs: int
-    """Training pairs per epoch."""
-    prompt_tokens: int
-    """Mean tokens of the prompts of pairs and of evaluation prompts."""
-    response_tokens: int
-    """Mean tokens of the responses of pairs and of policies."""
-    device_tflops: float
-    """Peak of one GPU at the policy's dtype (dense), from its data sheet."""
-    utilization: float
-    """Share of that peak that is expected, above 0 and at most 1."""
-    model: str = LLAMA
-    """Policy: folder or Hub id, of which only the configuration is read, or ``llama-2-7b``."""
-    validation_pairs: int = 0
-    """Pairs per validation, unless the trainer limits it."""
-    coverage: float = 1.0
-    """Share of the meta-batch that passes the threshold."""
-
-
-@dataclass
 class Sweep:
     """Methods x noise rates x varied options x seeds.
 
@@ -120,8 +96,6 @@ class Sweep:
     """Commands once all cells are done, as in ``prepare``."""
     evaluate: Evaluation | None = None
     """Predictions and win rates; None: only what training measures."""
-    estimate: Workload | None = None
-    """Numbers for the GPU hours and tokens that ``--dry_run`` estimates."""
     anchor: str | None = "dpo"
     """Method that others are compared with; None for no comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)

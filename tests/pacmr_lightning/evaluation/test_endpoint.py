@@ -181,6 +181,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
     ("fault", "sentence"),
     [
         (401, r"refuses the API key \(status 401: .*into the environment variable MY_KEY"),
+        ((403, {"message": "Bad API key"}), r"refuses the API key \(status 403: Bad API key\); put a valid"),
         (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
         (402, "has no credit left"),
         ((400, {"message": "no temperature"}), r"refuses the temperature \(.*set temperature: null\.$"),
