@@ -1,8 +1,7 @@
 """Sections 3 and 4 and appendices B to D of Qu et al. as functions of pairs z = (x, y_a, y_b).
 
-Arguments are numbers or float32 or float64 tensors that broadcast against each other, one entry per pair;
-each result has the broadcast shape and the tensors' dtype, float64 where all arguments are numbers. Label 0:
-y_a is better. Everything is differentiable, in a rate where it is above 0. The names:
+Arguments are float32 or float64 tensors that broadcast against each other, one entry per pair; rates may be
+numbers. Label 0: y_a is better. Everything is differentiable, in a rate where it is above 0. The names:
 
     u               implicit reward difference, y_a's less y_b's, in nats
     eta             P(Y = 0 | z) of the clean label, in (0, 1)
@@ -12,88 +11,64 @@ y_a is better. Everything is differentiable, in a rate where it is above 0. The 
                     the formulas hold, though such labels are uninformative (1) or inverted (above 1)
     g_plus, g_minus weights g+ and g- of a pair whose observed label is 0 and 1, above 0
     rho0            scale of the oracle weights, in (0, min(1 - eps0, 1 - eps1)); their ratio is free of it
-
-A value out of its range raises UserError.
 """
 
 from __future__ import annotations
-
-from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.weighting.oracle import log_noisy_over_clean
-
-Value = Tensor | float
 
 _FAR = 40.0  # e^40 / (1 - eps) fits float32; beyond, logaddexp takes over
 
 
-def dpo_risk(u: Value, eta: Value) -> Tensor:
+def dpo_risk(u: Tensor, eta: Tensor) -> Tensor:
     """-eta log sigmoid(u) - (1 - eta) log sigmoid(-u), the risk given z (section 3.2, appendix B).
 
     With q in place of eta, the risk of unweighted DPO on noisy labels.
     """
-    u, eta = _tensors(u, eta)
-    _probability("eta", eta)
     return -eta * F.logsigmoid(u) - (1 - eta) * F.logsigmoid(-u)
 
 
-def weighted_dpo_risk(u: Value, q: Value, g_plus: Value, g_minus: Value) -> Tensor:
+def weighted_dpo_risk(u: Tensor, q: Tensor, g_plus: Tensor, g_minus: Tensor) -> Tensor:
     """-q g+ log sigmoid(u) - (1 - q) g- log sigmoid(-u), the risk given z (section 3.3, appendix C)."""
-    u, q, g_plus, g_minus = _tensors(u, q, g_plus, g_minus)
-    _probability("q", q)
-    _weights(g_plus, g_minus)
     return -q * g_plus * F.logsigmoid(u) - (1 - q) * g_minus * F.logsigmoid(-u)
 
 
-def clean_optimum(eta: Value) -> Tensor:
+def clean_optimum(eta: Tensor) -> Tensor:
     """u* = logit(eta), the one minimum of the clean risk; appendix D's s (section 3.2, appendix B)."""
-    (eta,) = _tensors(eta)
-    _probability("eta", eta)
     return torch.logit(eta)
 
 
-def noisy_optimum(q: Value) -> Tensor:
+def noisy_optimum(q: Tensor) -> Tensor:
     """u* = logit(q), where DPO ends on noisy labels (section 3.2, appendix B)."""
-    (q,) = _tensors(q)
-    _probability("q", q)
     return torch.logit(q)
 
 
-def weighted_optimum(q: Value, g_plus: Value, g_minus: Value) -> Tensor:
+def weighted_optimum(q: Tensor, g_plus: Tensor, g_minus: Tensor) -> Tensor:
     """u* = logit(q) + log(g+ / g-), the one minimum of the weighted risk (section 3.3, appendix C)."""
-    q, g_plus, g_minus = _tensors(q, g_plus, g_minus)
-    _weights(g_plus, g_minus)
     return noisy_optimum(q) + g_plus.log() - g_minus.log()
 
 
-def noisy_posterior(eta: Value, eps0: Value, eps1: Value) -> Tensor:
+def noisy_posterior(eta: Tensor, eps0: Tensor | float, eps1: Tensor | float) -> Tensor:
     """q = (1 - eps0) eta + eps1 (1 - eta), the two-rate flipping model (section 4.2, appendix D)."""
-    eta, eps0, eps1 = _tensors(eta, eps0, eps1)
-    _probability("eta", eta)
-    _rates(eps0, eps1)
     return (1 - eps0) * eta + eps1 * (1 - eta)
 
 
-def optimal_log_ratio(eta: Value, q: Value) -> Tensor:
+def optimal_log_ratio(eta: Tensor, q: Tensor) -> Tensor:
     """log(g+ / g-) = logit(eta) - logit(q) of the optimal weights (section 4.1, theorem 1, appendix C)."""
-    eta, q = _tensors(eta, q)
     return clean_optimum(eta) - noisy_optimum(q)
 
 
-def two_rate_log_ratio(s: Value, eps0: Value, eps1: Value) -> Tensor:
+def two_rate_log_ratio(s: Tensor, eps0: Tensor | float, eps1: Tensor | float) -> Tensor:
     """Theorem 1's log(g+ / g-) under the two-rate model (appendix D).
 
     It is s + log((eps0 e^s + 1 - eps1) / ((1 - eps0) e^s + eps1)), computed without overflow, and without
     cancellation where it is near 0: at low rates, or near s = 0 under symmetric noise.
     """
-    s, eps0, eps1 = _tensors(s, eps0, eps1)
-    _finite(s)
-    _rates(eps0, eps1)
+    eps0, eps1 = (torch.as_tensor(rate, dtype=s.dtype) for rate in (eps0, eps1))
     plus, minus = log_noisy_over_clean(s, eps0, eps1), log_noisy_over_clean(-s, eps1, eps0)
     # g+ / g- - 1 = [eps0 (1 + e^s) - eps1 (1 + e^-s)] / (1 - eps0 + eps1 e^-s)
     t = s.clamp(-_FAR, _FAR)
@@ -101,7 +76,9 @@ def two_rate_log_ratio(s: Value, eps0: Value, eps1: Value) -> Tensor:
     return _log1p(excess / (1 - eps0 + eps1 * torch.exp(-t)), s.abs() < _FAR, minus - plus)
 
 
-def oracle_log_weights(s: Value, eps0: Value, eps1: Value, rho0: Value) -> tuple[Tensor, Tensor]:
+def oracle_log_weights(
+    s: Tensor, eps0: Tensor | float, eps1: Tensor | float, rho0: Tensor | float
+) -> tuple[Tensor, Tensor]:
     """log g+ and log g-, of theorem 1's ratio (appendix D).
 
     They are importance weights: g+ = rho0 eta / q, at most rho0 / (1 - eps0), and
@@ -109,11 +86,7 @@ def oracle_log_weights(s: Value, eps0: Value, eps1: Value, rho0: Value) -> tuple
     h+ = s + log rho0 - log(eps1 + k+ e^s) and h- = log rho0 - log(eps0 e^s + k-), where k+ = 1 - eps0 - rho0
     and k- = 1 - eps1 - rho0.
     """
-    s, eps0, eps1, rho0 = _tensors(s, eps0, eps1, rho0)
-    _finite(s)
-    _rates(eps0, eps1)
-    ok = (rho0 > 0) & (rho0 < 1 - eps0) & (rho0 < 1 - eps1)
-    _require("rho0", rho0, ok, "above 0 and below both 1 - eps0 and 1 - eps1")
+    eps0, eps1, rho0 = (torch.as_tensor(value, dtype=s.dtype) for value in (eps0, eps1, rho0))
     return rho0.log() - log_noisy_over_clean(s, eps0, eps1), rho0.log() - log_noisy_over_clean(-s, eps1, eps0)
 
 
@@ -121,35 +94,3 @@ def _log1p(x: Tensor, trusted: Tensor, log: Tensor) -> Tensor:
     """log(1 + x): from x where it is exact and below 1/2 in size, else as given."""
     use = trusted & (x.abs() < 0.5)
     return torch.where(use, torch.log1p(torch.where(use, x, 0.0)), log)
-
-
-def _tensors(*values: Value) -> tuple[Tensor, ...]:
-    """Broadcast tensors of one floating dtype, on the device of the first tensor."""
-    given = [v for v in values if isinstance(v, Tensor)]
-    dtypes = [v.dtype for v in given if v.is_floating_point()]
-    dtype = reduce(torch.promote_types, dtypes) if dtypes else torch.float64
-    device = given[0].device if given else None
-    return torch.broadcast_tensors(*(torch.as_tensor(v, dtype=dtype, device=device) for v in values))
-
-
-def _probability(name: str, p: Tensor) -> None:
-    _require(name, p, (p > 0) & (p < 1), "above 0 and below 1; clip estimates away from both")
-
-
-def _rates(eps0: Tensor, eps1: Tensor) -> None:
-    for name, rate in (("eps0", eps0), ("eps1", eps1)):
-        _require(name, rate, (rate >= 0) & (rate < 1), "at least 0 and below 1; give a share, not per cent")
-
-
-def _weights(g_plus: Tensor, g_minus: Tensor) -> None:
-    for name, g in (("g_plus", g_plus), ("g_minus", g_minus)):
-        _require(name, g, (g > 0) & g.isfinite(), "above 0 and finite; floor weights that vanish")
-
-
-def _finite(s: Tensor) -> None:
-    _require("s", s, s.isfinite(), "finite; clip the posterior away from 0 and 1 before taking its logit")
-
-
-def _require(name: str, value: Tensor, ok: Tensor, needs: str) -> None:
-    if not ok.all():
-        raise UserError(f"{name} is {value[~ok].flatten()[0].item()}, but it must be {needs}.")

@@ -17,8 +17,7 @@ def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None)
     Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``suspected_share``,
     ``contradicted`` (expected fraction of labels that another annotator would contradict, the mean of 1 - p;
     NaN without p) with 95% interval ``low`` to ``high`` over pairs (NaN for small groups), ``flipped``
-    (fraction of known labels that are wrong), and perhaps ``learned`` (mean of ``learned_rate``) and
-    ``reliability`` (of annotators, as given by name).
+    (fraction of known labels that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -30,10 +29,6 @@ def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None)
                 "known": pairs["flipped"].astype("Float64"),
             }
         )
-        learned = {}
-        if "learned_rate" in pairs:
-            frame["rate"] = pairs["learned_rate"]
-            learned["learned"] = ("rate", "mean")
         numbers = frame.groupby("group", dropna=False, sort=True)
         table = numbers.agg(
             pairs=("suspect", "size"),
@@ -41,7 +36,6 @@ def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None)
             suspected_share=("suspect", "mean"),
             contradicted=("contradicted", "mean"),
             flipped=("known", "mean"),
-            **learned,
         ).reset_index()
         errors = np.full(len(table), np.nan)
         for place, rows in enumerate(numbers.indices.values()):

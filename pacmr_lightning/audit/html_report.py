@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -35,6 +35,7 @@ TRAITS = 30
 FOLD = 600
 """Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
+_RELIABILITY = "Reliability is the probability that a verdict names the better response."
 _LABELS = {
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
     "combined_u": "Log-odds of the label by score and decisions (nats)",
@@ -97,7 +98,7 @@ def html_report(
         rules=rules_in_words(traits, findings.agreement),
         traits=traits_in_words(traits, doubted),
         traits_table=_traits_table(traits),
-        judges=_judges_table(judges),
+        judges=None if judges is None else _Table(JUDGES, judges_cells(judges), [_RELIABILITY]),
         methods=_methods_table(findings.methods, bool(known)),
         groups={
             name: groups_table(groups, bool(known))
@@ -162,96 +163,78 @@ class _Table(NamedTuple):
     notes: list[str]
 
 
+_Columns = dict[str, tuple[str, Callable[[Any], str]]]
+"""Headings of a table by its columns, and the form of their values."""
+
+
+def _table(frame: pd.DataFrame, columns: _Columns, notes: list[str]) -> _Table:
+    rows = [
+        ["–" if pd.isna(row[name]) else form(row[name]) for name, (_, form) in columns.items()]
+        for row in frame.to_dict("records")
+    ]
+    return _Table([heading for heading, _ in columns.values()], rows, notes)
+
+
 def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
-    heading = ["score", "suspected", "expected to be contradicted"]
-    heading += ["precision", "recall", "AUROC", "average precision"] if known else []
-    rows = []
-    row: Any  # its fields are the columns
-    for row in methods.itertuples():
-        values = (row.precision, row.recall, row.auroc, row.average_precision) if known else ()
-        rows.append(
-            [
-                row.method,
-                f"{row.suspected:,}",
-                _number(row.contradicted, "{:.0%}"),
-                *(_number(v, "{:.3f}") for v in values),
-            ]
-        )
+    columns: _Columns = {
+        "method": ("score", str),
+        "suspected": ("suspected", "{:,}".format),
+        "contradicted": ("expected to be contradicted", "{:.0%}".format),
+    }
     notes = []
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if known:
+        headings = {"auroc": "AUROC", "average_precision": "average precision"}
+        for name in ("precision", "recall", "auroc", "average_precision"):
+            columns[name] = headings.get(name, name), "{:.3f}".format
         notes.append("Precision and recall are of the suspected label errors, against the known flips.")
-    return _Table(heading, rows, notes)
-
-
-def _judges_table(judges: pd.DataFrame | None) -> _Table | None:
-    if judges is None:
-        return None
-    note = "Reliability is the probability that a verdict names the better response."
-    return _Table(JUDGES, judges_cells(judges), [note])
+    return _table(methods, columns, notes)
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     """Return the table of one grouping of ``group_reliability``."""
-    learned = "learned" in groups
-    heading = [groups["grouping"].iloc[0], "pairs", "suspected", "in percent", "contradicted"]
-    reliable = "reliability" in groups and bool(groups["reliability"].notna().any())
-    heading += ["95% interval", *(["reliability"] if reliable else [])]
-    heading += ["learned in the run"] if learned else []
-    heading += ["known to be wrong"] if known else []
-    rows = []
-    row: Any  # its fields are the columns
-    for row in groups[groups["group"].notna()].head(GROUPS).itertuples():
-        cells = [
-            row.group,
-            f"{row.pairs:,}",
-            f"{row.suspected:,}",
-            f"{row.suspected_share:.1%}",
-            _number(row.contradicted, "{:.1%}"),
-            "–" if pd.isna(row.low) else f"{row.low:.1%} to {row.high:.1%}",
-        ]
-        cells += [_number(row.reliability, "{:.1%}")] if reliable else []
-        cells += [_number(row.learned, "{:.1%}")] if learned else []
-        rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
+    columns: _Columns = {
+        "group": (groups["grouping"].iloc[0], str),
+        "pairs": ("pairs", "{:,}".format),
+        "suspected": ("suspected", "{:,}".format),
+        "suspected_share": ("in percent", "{:.1%}".format),
+        "contradicted": ("contradicted", "{:.1%}".format),
+        "interval": ("95% interval", str),
+    }
     notes = [
         "Contradicted: expected fraction of the labels that another annotator would contradict, the mean of "
         f"1 - p. Groups of fewer than {LEAST} pairs have no interval."
     ]
-    if reliable:
+    if "reliability" in groups and groups["reliability"].notna().any():
+        columns["reliability"] = "reliability", "{:.1%}".format
         notes.append(
             "Reliability: probability that a label of the annotator is right, if each annotator errs at one "
             "rate on all pairs (Dawid and Skene). Without several votes on a pair only the score tells it."
         )
-    if learned:
-        notes.append(
-            "Learned in the run: 1 - reliability, the moving average of the run's objective. It takes "
-            "sigmoid(u) for the probability that a label is right."
-        )
+    if known:
+        columns["flipped"] = "known to be wrong", "{:.1%}".format
     if (more := len(groups) - GROUPS) > 0:
         notes.append(f"{more:,} more groups are in the file of groups.")
-    return _Table(heading, rows, notes)
+    shown = groups[groups["group"].notna()].head(GROUPS)
+    ends = zip(shown["low"], shown["high"], strict=True)
+    intervals = [None if pd.isna(low) else f"{low:.1%} to {high:.1%}" for low, high in ends]
+    return _table(shown.assign(interval=intervals), columns, notes)
 
 
 def _traits_table(traits: pd.DataFrame) -> _Table | None:
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return None
-    heading = ["trait", "suspected", "with it", "others", "with it", "p", "all"]
-    rows = []
-    row: Any  # its fields are the columns
-    for row in found.head(TRAITS).itertuples():
-        rows.append(
-            [
-                "chosen is the longer" if row.kind == "length" else f"chosen has “{row.trait}”",
-                f"{row.suspected:,}",
-                share_of(row.in_suspected),
-                f"{row.others:,}",
-                share_of(row.in_others),
-                f"{row.p_adjusted:.1g}",
-                share_of(row.in_all),
-            ]
-        )
+    columns: _Columns = {
+        "name": ("trait", str),
+        "suspected": ("suspected", "{:,}".format),
+        "in_suspected": ("with it", share_of),
+        "others": ("others", "{:,}".format),
+        "in_others": ("with it", share_of),
+        "p_adjusted": ("p", "{:.1g}".format),
+        "in_all": ("all", share_of),
+    }
     notes = [
         "Counts are of pairs whose responses differ in the trait, percentages of those whose chosen response "
         "has it; the last column is over all labels. p is adjusted for "
@@ -259,11 +242,9 @@ def _traits_table(traits: pd.DataFrame) -> _Table | None:
     ]
     if (more := len(found) - TRAITS) > 0:
         notes.append(f"{more:,} more traits are in the file of traits.")
-    return _Table(heading, rows, notes)
-
-
-def _number(value: float, form: str) -> str:
-    return "–" if pd.isna(value) else form.format(value)
+    words = "chosen has “" + found["trait"] + "”"
+    found = found.assign(name=words.mask(found["kind"] == "length", "chosen is the longer"))
+    return _table(found.head(TRAITS), columns, notes)
 
 
 def _distribution(findings: Findings) -> Figure:

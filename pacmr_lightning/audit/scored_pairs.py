@@ -14,7 +14,6 @@ from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
 from ..datamodules.tokenized_source import tokenized_source
 from ..errors import UserError
-from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
@@ -70,12 +69,9 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
     pairs = pairs.join(views(data.train_pairs, data.train_pairs.reference))
-    who = data.annotators
-    if who is not None:
-        pairs["annotator"] = pairs["id"].map(who)
+    if data.annotators is not None:
+        pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
-    if isinstance(module.objective, AnnotatorRPOEM):
-        pairs["learned_rate"] = [module.objective.rate_of((who or {}).get(name)) for name in pairs["id"]]
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from ..errors import UserError
 from .answer_store import AnswerStore, content_key
 from .judging import PairJudge, Preference, Verdict
-from .response_files import ResponsePair, pair_rows
+from .response_files import ResponsePair
 
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
@@ -84,28 +84,10 @@ class WinRate:
     """Share of verdicts for the response shown first: 0.5 without position bias. None without verdicts."""
 
 
-def win_rate(
-    first: Sequence[Mapping[str, Any]],
-    second: Sequence[Mapping[str, Any]],
-    judge: PairJudge,
-    store: AnswerStore | None = None,
-    seed: int = 42,
-    resamples: int = 1000,
-) -> WinRate:
-    """Judge the responses of two models to the same prompts; for rows see ``response_files.pair_rows``."""
-    return summarize(judge_responses(pair_rows(first, second), judge, store), seed, resamples)
-
-
-def judge_responses(
-    pairs: Sequence[ResponsePair], judge: PairJudge, store: AnswerStore | None = None
-) -> list[JudgedPair]:
+def judge_responses(pairs: Sequence[ResponsePair], judge: PairJudge, store: AnswerStore) -> list[JudgedPair]:
     """Return verdicts on N pairs, in their order; raise UserError if the judge gives none."""
     asked = [pair for pair in pairs if not pair.identical]
-    if store is None:
-        with AnswerStore(":memory:") as forgotten:
-            verdicts = judge.compare(asked, forgotten)
-    else:
-        verdicts = judge.compare(asked, store)
+    verdicts = judge.compare(asked, store)
     if len(verdicts) != len(asked):
         raise UserError(
             f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs, so that nobody "

@@ -29,8 +29,6 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
         print("No cell has been validated, so no figure is drawn.")
         return
     save_png_and_pdf(draw_noise(frame, numbers), folder / "noise-rates")
-    if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
-        save_png_and_pdf(draw_both(frame, numbers), folder / "reward-and-accuracy")
     names = option_columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
@@ -60,29 +58,6 @@ def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     axes[0].set_yticks(places, rows)
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     _legend(figure, axes[0], LEGEND)
-    return figure
-
-
-def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
-    """Draw gold reward against validation accuracy, a panel per noise rate."""
-    rows = frame.drop_duplicates("row").sort_values("bound", kind="stable")
-    rates = sorted(frame["noise"].unique())
-    figure, axes = _panels(len(rates), width=2.9, height=2.9, sharey=True)
-    for axis, rate in zip(axes, rates, strict=True):
-        both = [_at(numbers, name, rate) for name in ("val_accuracy", "gold_reward")]
-        for i, row in enumerate(rows.itertuples()):
-            if not all(row.row in table.index for table in both):
-                continue
-            x, y = (table.loc[row.row] for table in both)
-            style = _style(i, row.row) | {"ms": 6, "elinewidth": 0.8}
-            style |= {"color": "0.4", "mfc": "white"} if row.bound else {}
-            axis.errorbar(x["mean"], y["mean"], xerr=x["stderr"], yerr=y["stderr"], **style)
-        axis.set(title=f"{rate:.0%} flipped", xlabel=MEASURES["val_accuracy"].heading)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel(MEASURES["gold_reward"].heading)
-    handles, labels = axes[0].get_legend_handles_labels()
-    title = "mean ± standard error over seeds"
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title=title)
     return figure
 
 

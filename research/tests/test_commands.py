@@ -10,7 +10,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nmain = " in path.
 
 
 def test_all_experiments_are_found():
-    assert len(NAMES) == 12
+    assert len(NAMES) == 11
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,7 +29,6 @@ def test_help_and_index(name, capsys):
         (["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--numbers", "x.csv"], "give both"),
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
         (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),
-        (["health_alarm", "--jobs", "0"], "jobs: "),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),

@@ -71,21 +71,3 @@ def test_order_small_groups_and_nobody():
     assert annotators["pairs"]["nobody"] == LEAST and annotators["pairs"]["seldom"] == LEAST - 1
     unknown = group_reliability(pairs.assign(p=np.nan, suggested="keep"))
     assert unknown[["contradicted", "low", "high"]].isna().all(axis=None) and unknown["pairs"].sum() == 4000
-
-
-def test_what_the_run_has_learned():
-    table, pairs = world([0.1, 0.3], 400)
-    assert "learned" not in table
-    pairs["learned_rate"] = pairs["annotator"].map({"a0": 0.08, "a1": 0.26})
-    pairs["category"] = np.where(np.arange(800) % 4 == 0, "x", None)
-    pairs.loc[:3, ["annotator", "learned_rate"]] = [None, 0.2]
-    table = group_reliability(pairs)
-    found = table.set_index(table["group"].fillna("nobody") + " " + table["grouping"])["learned"]
-    assert found["a0 annotator"] == pytest.approx(0.08) and found["a1 annotator"] == pytest.approx(0.26)
-    assert found["nobody annotator"] == pytest.approx(0.2)
-    mean = pairs["learned_rate"][pairs["category"] == "x"].mean()
-    assert found["x category"] == pytest.approx(mean)
-    page = str(groups_table(table[table["grouping"] == "annotator"], False))
-    assert "'learned in the run'" in page and "'26.0%'" in page
-    without = str(groups_table(table.drop(columns="learned"), False))
-    assert "earned in the run" not in without

@@ -6,14 +6,12 @@ import shutil
 from pathlib import Path
 from statistics import mean, stdev
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
 from pacmr_lightning.sweep.cells import cells
-from pacmr_lightning.sweep.figures import draw_all
-from pacmr_lightning.sweep.results import NUMBERS, results
+from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
@@ -164,19 +162,6 @@ def test_means_and_wins(finished):
     assert "DPO" not in table("weight_gap").index, "a method without weights has no gap"
 
 
-def test_runs_without_validation(finished):
-    """Some that did not validate are not drawn against those that did; where none did, there is no figure."""
-    sweep = read_sweep(finished)
-    found = [cell for cell in cells(sweep) if (cell.folder / "summary.json").exists()]
-    frame = results(sweep, found)
-    draw_all(
-        sweep, frame.assign(val_accuracy=frame["val_accuracy"].where(frame["method"] == "dpo")), Path("a")
-    )
-    assert Path("a/reward-and-accuracy.png").exists()
-    draw_all(sweep, frame.assign(val_accuracy=np.nan), Path("b"))
-    assert Path("b/noise-rates.png").exists() and not Path("b/reward-and-accuracy.png").exists()
-
-
 def test_differences(finished):
     """Seed by seed: not the difference of the means with the errors of both."""
     found = pd.read_csv("out/differences.csv").set_index(["measure", "noise", "first", "second"])
@@ -227,7 +212,7 @@ def test_layouts(finished):
     assert row[names].tolist() == pytest.approx(expected)
     assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
     assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
-    for name in ("noise-rates", "reward-and-accuracy", "pacmr-tau"):
+    for name in ("noise-rates", "pacmr-tau"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
 
