@@ -86,24 +86,3 @@ def test_a_rate_that_is_told_wrongly(told):
     ahead = S > 0
     assert (found[ahead] > q.logit()[ahead]).all() and (found.sign() == S.sign()).all()
     assert (found[ahead] < S[ahead]).all() == (told < rate)
-
-
-@pytest.mark.parametrize("rate", [0.2, 0.4])
-def test_where_weights_of_the_running_policy_come_to_rest(rate):
-    """Weights g = sigmoid(u + logit(1 - rate)) of the policy's own u, as VNet gives them, as soft labels.
-
-    A policy that follows the gradient ends at the clean preference; with another rate it ends elsewhere.
-    """
-    q = (1 - rate) * S.sigmoid() + rate * (-S).sigmoid()
-
-    def rest(told):
-        u = q.logit().clone()
-        offset = math.log((1 - told) / told)
-        for _ in range(20_000):
-            first, second = (u + offset).sigmoid(), (offset - u).sigmoid()
-            u += q * first + (1 - q) * (1 - second) - u.sigmoid()  # minus the gradient, weights held
-        return u
-
-    torch.testing.assert_close(rest(rate), S, rtol=0, atol=1e-6)
-    ahead = S > 0
-    assert (rest(rate / 2)[ahead] < S[ahead] - 0.01).all()

@@ -188,30 +188,6 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert again["uncounted_requests"] == {"all": 1, "now": 0}
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            {"message": "Insufficient credits", "code": 402},
-            "has no credit left (status 402: Insufficient credits)",
-        ),
-        ({"message": "No such thing", "code": 404}, "does not exist (status 404: No such thing)"),
-        ({"message": "Slow down", "code": 429}, "in a row (status 429: Slow down)"),
-    ],
-)
-def test_an_error_inside_a_200(error, said, files, server, tmp_path, capsys):
-    server.always = {"error": error, "choices": []}
-    options = ["--judge=EndpointJudge", f"--judge.base_url={server.url}", "--judge.retries=1"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["judge", *files, *options, f"--output={tmp_path / 'out'}"])
-    assert stop.value.code == 2 and said in capsys.readouterr().err
-    assert not (tmp_path / "out" / "summary.json").exists()
-    # A rate limit was waited for, and the request repeated.
-    if error["code"] == 429:
-        bodies = [json.dumps(request) for request in server.requests]
-        assert len(bodies) > len(set(bodies))
-
-
 def test_empty_and_identical_responses(write, server, tmp_path, capsys):
     first, second = (
         [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]

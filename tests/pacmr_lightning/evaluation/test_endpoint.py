@@ -1,7 +1,6 @@
 """The endpoint against a real HTTP server that misbehaves."""
 
 import asyncio
-import doctest
 import json
 import logging
 import random
@@ -13,7 +12,6 @@ import time
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_completion
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.chat_completion import Tokens, read_response, without_thoughts
 from pacmr_lightning.evaluation.endpoint import Endpoint
@@ -260,10 +258,6 @@ def test_what_other_servers_send(body, text, problem, billed, server, store):
     [_, answer] = endpoint.ask(said(2), store)
     assert (answer.text, len(server.requests)) == (text or "You said: word 1", 2 if text else 3)
     assert answer.billed == (billed if text else billed + ALL)
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(chat_completion) == (0, 3)
 
 
 REASON = "the reason"

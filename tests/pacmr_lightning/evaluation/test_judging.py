@@ -9,7 +9,6 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.chat_completion import Tokens
 from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdict
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge, tokens_of
@@ -358,27 +357,13 @@ ATTACKS = [
 ]
 
 
-HONEST = [Comparison(f"Question {i}?", f"a longer answer {i}", f"answer {i}") for i in range(3)]
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("task", ["summary", "dialogue"])
-def test_an_attack_stays_inside_its_place(task, attack, store, tmp_path):
-    attacked = Comparison("Question?", attack, "an honest answer")
-
-    def requests(items, store):
-        with FaultyServer(lambda messages: "Hard to say.") as server:
-            EndpointJudge(task, model="m", base_url=server.url, concurrency=1).compare(items, store)
-            return server.requests
-
-    sent = requests([HONEST[0], attacked, *HONEST[1:]], store)
-    with AnswerStore(tmp_path / "others.sqlite") as others:
-        alone = requests(HONEST, others)
-    assert sent[:2] + sent[4:] == alone  # word for word, all parameters included
-    # The plain question with the texts in their places, and nothing else.
+def test_an_attack_stays_inside_its_place(task):
+    """The plain question with the texts in their places, and nothing else."""
     system, user = judge_messages(task, "Question?", "what the one said", "what the other said")
     before, after = user["content"].split("what the one said")
-    texts = (attack, attacked.second)
-    for request, (first, second) in zip(sent[2:4], (texts, texts[::-1]), strict=True):
-        expected = f"{before}{first}{after.replace('what the other said', second)}"
-        assert request == alone[0] | {"messages": [system, {"role": "user", "content": expected}]}
+    for attack in ATTACKS:
+        for first, second in ((attack, "an honest answer"), ("an honest answer", attack)):
+            expected = f"{before}{first}{after.replace('what the other said', second)}"
+            told = judge_messages(task, "Question?", first, second)
+            assert told == [system, {"role": "user", "content": expected}]
