@@ -360,14 +360,3 @@ def test_wrong_options(inspect, pair_rows, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             inspect(rows, rows, *options)
-
-
-def test_real_rows(shared_data, tokenizer):
-    files = [
-        Files(str(shared_data / path), validation_fraction=0.3)
-        for path in ("hh/harmless-base/test.jsonl.gz", "tldr/validation.jsonl.gz")
-    ]
-    report, _ = inspect_pairs(files[0], tokenizer, 1500)
-    assert sum(split.counts["rows"] for split in report.values()) == 235
-    report, _ = inspect_pairs(files[1], tokenizer, 1500)
-    assert report["train"].in_other_split == report["validation"].in_other_split == 0

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from itertools import cycle
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from pacmr_lightning.command_line.output import only_results, print_result
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.policy import PolicyModel
 
+from ...conftest import read_lines, write_lines
 from ..evaluation.faulty_server import FaultyServer, prefer_longer
 
 CPU = ["--trainer.accelerator", "cpu"]
 METHODS = ("dpo", "cdpo", "ipo", "rdpo", "drdpo", "ropo", "mwn", "pacmr")
-ENDPOINT = ["--endpoint.model", "tiny", "--endpoint.base_url"]
 TABLE = r"( *[─-]+ *\n|.* {2,}.*\n|\n)+"
 """Lines with columns, rules and blanks."""
-AUDITED = TABLE + r"(Noise rate by .*\n)+(.*\n)*"
+AUDITED = r"(\d+ of|These) 64 labels .*\nKnown to be wrong: .*\n" + TABLE + r"(.*\n)*"
 
 SAY = "talk of a library\n"
 
@@ -114,7 +113,7 @@ RESULTS = {
 """What stdout holds, as a whole."""
 TALK = {
     "fit": "The run is in run",
-    "judge": "Verdicts, summary and figure: ",
+    "judge": "Verdicts and summary: ",
     "inspect": "Numbers: numbers.json",
     "augment": "Augmented prompts: augmented.parquet",
     "analyze": "augmented prompts: ",
@@ -124,11 +123,6 @@ TALK = {
     "configs": "(in ",
 }
 """Some of what stderr holds."""
-
-
-def answer(messages):
-    """A response to a prompt, or a judge's verdict."""
-    return prefer_longer(messages) if "Summary A:" in messages[-1]["content"] else " the sea"
 
 
 @pytest.mark.slow
@@ -142,10 +136,11 @@ def test_all_commands(folder, monkeypatch, capsys):
         build(self, *arguments, **options)
 
     monkeypatch.setattr(PolicyModel, "build", build_and_say)
-    with FaultyServer(answer) as server:
+    with FaultyServer(prefer_longer) as server:
         for command, words in COMMANDS.items():
             if command == "judge":
-                shutil.copyfile("generations.jsonl", "other.jsonl")
+                rows = [row | {"response": f"{row['response']} x"} for row in read_lines("generations.jsonl")]
+                write_lines("other.jsonl", rows)
             cli.main([command, *(server.url if word == "URL" else word for word in words)])
             said = capsys.readouterr()
             assert re.fullmatch(RESULTS[command], said.out), (command, said.out)
