@@ -22,7 +22,6 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.second_pass import (
-    check_beta,
     check_folder,
     compare_passes,
     fit,
@@ -34,6 +33,7 @@ from pacmr_lightning.datamodules.cleaned import exchanged, write_rows
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.errors import UserError, check_within
 from pacmr_lightning.files import write_frame, write_json, write_text
+from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.token_layout import padded, row_multiple, separate_rows
 from pacmr_lightning.runs.finished_run import (
@@ -224,7 +224,8 @@ def perp_correct(
         beta: DPO's temperature in the second pass; default: the first run's.
         rounds: settings of the rounds.
     """
-    check_beta(beta)
+    if beta is not None:
+        DPO(beta)  # refuses one that is out of range
     read_summary(run)  # needed by the comparison at the end
     first = find_run(run, "last")
     data = _data(first, clean, rounds)

@@ -56,7 +56,6 @@ configs and runs
   --config NAME_OR_FILE             YAML with any of these; several compose, later ones win. Without one that
                                     names data, preference comes first. pacmr configs lists what is shipped
   --ckpt_path last                  continue the run in the output folder
-  --refine true                     run pacmr refine after the training
   --print_config                    print the whole configuration and stop
 
   --help_all                        all options of modules, data and trainer (LightningCLI)

@@ -24,8 +24,8 @@ from ..evaluation.judging import (
     requests_without_answer,
     tokens_of,
 )
-from ..evaluation.response_files import answers_path
-from ..files import local_path, write_json_lines
+from ..evaluation.response_files import answers_path, output_path
+from ..files import write_json_lines
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
@@ -45,7 +45,6 @@ def clean_meta(
     judges: list[PairJudge] | None = None,
     n: int = 256,
     seed: int = 42,
-    store: str | None = None,
 ) -> None:
     """Writes a sample of the training pairs with labels corrected by judges.
 
@@ -53,7 +52,8 @@ def clean_meta(
     rejected response. The synthetic benchmark needs no judges: its gold reward corrects the labels.
 
     The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``. Rows keep their ids, so these
-    pairs are excluded from training. ``corrected`` marks swapped labels, ``verdicts`` has the verdict of each
+    pairs are excluded from training. OUTPUT.answers.sqlite keeps the judges' answers, from which the same
+    command resumes. ``corrected`` marks swapped labels, ``verdicts`` has the verdict of each
     judge on the original label.
 
     Args:
@@ -62,26 +62,20 @@ def clean_meta(
         judges: judge models, such as EndpointJudge; Qu et al. use three different ones.
         n: pairs in the sample (Qu et al.: 256 for TL;DR, 512 for Anthropic HH).
         seed: seed of the sample.
-        store: file of the judges' answers, from which an interrupted run resumes; default: beside the output.
     """
-    path = local_path(output)
-    if path.suffix != ".jsonl" or path.is_dir():
-        raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
-    judges = judges or []
+    path, judges = output_path(output), judges or []
     if source.gold_reward is None and not judges:
         raise UserError(
             f"judges is missing, but {source.name} has no gold reward to correct labels with; give one or "
             "more judges, such as --judges+=EndpointJudge."
         )
-    if source.gold_reward is not None and (judges or store):
-        raise UserError(
-            f"judges and store have no effect on {source.name}, which has a gold reward; leave them out."
-        )
+    if source.gold_reward is not None and judges:
+        raise UserError(f"judges have no effect on {source.name}, which has a gold reward; leave them out.")
     check_distinct(judges)
     pairs, usable = _sample(source, n, seed)
     verdicts: list[list[Verdict]] = []
     if source.gold_reward is None:
-        with AnswerStore(store or answers_path(path)) as answers:
+        with AnswerStore(answers_path(path)) as answers:
             verdicts = [judge.compare(pairs, answers) for judge in judges]
         wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
     else:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -98,9 +97,6 @@ class PacmrCLI(LightningCLI):
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        if subcommand == "fit":
-            help = "Run pacmr refine after the training."
-            parser.add_argument("--refine", type=bool, default=False, help=help)
         if subcommand == "predict":
             parser.add_lightning_class_args(GenerationWriter, "generation")
         return parser
@@ -190,7 +186,7 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it, then ``refine`` if requested; remove the new folder of a run that fails before step 1."""
+        """Run it; remove the new folder of a run that fails before step 1."""
         try:
             with wandb_ends(), only_results():
                 super()._run_subcommand(subcommand)
@@ -207,8 +203,6 @@ class PacmrCLI(LightningCLI):
                     with contextlib.suppress(OSError):  # not empty: it has other runs
                         folder.rmdir()
             raise
-        if subcommand == "fit" and self.config.fit.refine and self.trainer.is_global_zero:
-            refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add loggers, progress bar and checkpoint files, and check the number of processes."""
@@ -272,15 +266,6 @@ class _ParserOnly(PacmrCLI):
 def parser_of(subcommand: str) -> Any:
     """Return the parser of one subcommand."""
     return _ParserOnly([subcommand])._subcommand_parsers[subcommand]
-
-
-def refine_run(folder: Path) -> None:
-    """Run ``pacmr refine`` on a finished run; exit with its status if it fails."""
-    ranks = ("RANK", "WORLD_SIZE", "MASTER_")
-    environment = {name: value for name, value in os.environ.items() if not any(r in name for r in ranks)}
-    command = [sys.executable, "-m", "pacmr_lightning", "refine", str(folder)]
-    if status := subprocess.run(command, env=environment).returncode:
-        sys.exit(status)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -14,13 +14,13 @@ from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judging import PairJudge
 from ..files import local_path
+from ..objectives import DPO
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.unmoved import unmoved
 from .second_pass import (
     AUDIT,
     audit_first,
-    check_beta,
     compare_passes,
     folder_beside,
     kept_file,
@@ -91,7 +91,8 @@ def refine(
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
     """
-    check_beta(beta)
+    if beta is not None:
+        DPO(beta)  # refuses one that is out of range
     first = find_run(run, checkpoint)
     run = first.folder
     if first.data["init_args"].get("clean_meta"):

@@ -16,7 +16,6 @@ from ..audit.pipeline import reuse
 from ..audit.scorers import NAMES
 from ..errors import UserError
 from ..files import check_writable, content_digest, local_path, write_json
-from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG, read_summary
@@ -26,12 +25,6 @@ from .compare import compare
 
 FURTHEST = 10.0
 """KL to the reference, in nats per response, above which a second pass gets a warning."""
-
-
-def check_beta(beta: float | None) -> None:
-    """Raise a UserError for a beta that DPO refuses."""
-    if beta is not None:
-        DPO(beta)
 
 
 def folder_beside(run: str, ending: str) -> Path:

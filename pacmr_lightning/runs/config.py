@@ -37,8 +37,6 @@ class SaveRunConfig(SaveConfigCallback):
         if trainer.is_global_zero:
             config = self.config.clone()
             root = Path(config.trainer.default_root_dir)
-            # Not part of the run, whose second pass has this file too.
-            config.pop("refine", None)
             config.ckpt_path = None  # not part of the run
             if isinstance(pl_module, PreferenceModule):
                 own = config.model.init_args

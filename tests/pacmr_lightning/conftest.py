@@ -1,7 +1,5 @@
 """Tiny real models and random pairs for the tests of the method."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.policy import PolicyModel, attention, packed_attention
 from pacmr_lightning.policy.token_layout import rows_of
@@ -40,32 +37,6 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=7),
     "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **GPT2),
 }
-
-
-@pytest.fixture
-def commands_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str] | None]]:
-    """Runs the ``pacmr`` commands that a command starts in this process, whose imports are done.
-
-    Returns their words and environments, as they were started so far.
-    """
-    started: list[tuple[list[str], dict[str, str] | None]] = []
-    run = subprocess.run
-
-    def run_here(
-        command: list[str], env: dict[str, str] | None = None, **options: object
-    ) -> subprocess.CompletedProcess:
-        if command[:3] != [sys.executable, "-m", "pacmr_lightning"]:
-            return run(command, env=env, **options)
-        started.append((command[3:], env))
-        status = 0
-        try:
-            cli.main(command[3:])
-        except SystemExit as stop:
-            status = stop.code
-        return subprocess.CompletedProcess(command, status)
-
-    monkeypatch.setattr(subprocess, "run", run_here)
-    return started
 
 
 @pytest.fixture

@@ -260,17 +260,6 @@ def test_the_folder_beside_a_run(run, beside, first, monkeypatch):
     assert folder_beside(run, "refined").resolve() == first.with_name(beside)
 
 
-def test_at_the_end_of_a_fit(finished, tmp_path, monkeypatch, commands_here):
-    """In a process that knows nothing of this one's ranks."""
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    folder = fit(finished, tmp_path / "run", "--refine", "true", "--trainer.max_epochs", "1")
-    [(words, environment)] = commands_here
-    assert words == ["refine", str(folder)]
-    assert "GROUP_WORLD_SIZE" not in environment and "PATH" in environment
-    assert "refine" not in config_of(folder)
-    assert (tmp_path / "run-refined" / "summary.json").exists()
-
-
 @pytest.mark.parametrize(("name", "replaced"), [("RDPO", True), ("DrDPO", True), ("IPO", False)])
 def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     options = {"class_path": f"pacmr_lightning.objectives.{name}", "init_args": {"beta": 0.3}}

@@ -102,17 +102,18 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
 
 
 def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
-    output, store = tmp_path / "clean.jsonl", tmp_path / "kept" / "answers.sqlite"
+    output = tmp_path / "clean.jsonl"
     contents = set()
     for _ in range(2):
-        clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
+        clean_meta(pairs, str(output), [judge()], n=10)
         contents.add(output.read_bytes())
-        assert len(server.requests) == 20 and store.is_file() and len(contents) == 1
+        assert len(server.requests) == 20 and len(contents) == 1
     assert "20 of 20" in capsys.readouterr().out
     # A larger sample asks for what is new only.
-    clean_meta(pairs, str(tmp_path / "more.jsonl"), [judge()], n=30, store=str(store))
+    clean_meta(pairs, str(output), [judge()], n=30)
     assert len(server.requests) == 60
-    assert {path.name for path in tmp_path.iterdir()} == {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
+    names = {"clean.jsonl", "clean.jsonl.answers.sqlite", "rows.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
@@ -207,13 +208,8 @@ def test_bad_input(pairs, judge, server, tmp_path):
     world = EmbeddedWorld(pairs=4, validation_pairs=1)
     fails("judges is missing, but rows.jsonl has no gold reward to correct labels with", n=3)
     fails("judges is missing", judges=[], n=3)
-    fails(
-        "judges and store have no effect on synthetic benchmark, which has a gold reward",
-        world,
-        judges=[judge()],
-        n=3,
-    )
-    fails("judges and store have no effect", world, store="answers.sqlite", n=3)
+    said = "judges have no effect on synthetic benchmark, which has a gold reward"
+    fails(said, world, judges=[judge()], n=3)
     fails(r"clean.parquet, but it must be a file ending in .jsonl", world, "clean.parquet", n=3)
     fails("must be a file ending in", world, ".", n=3)
     fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
