@@ -99,7 +99,7 @@ def html_report(
         traits=traits_in_words(traits, doubted),
         traits_table=_traits_table(traits),
         judges=None if judges is None else _Table(JUDGES, judges_cells(judges), [_RELIABILITY]),
-        methods=_methods_table(findings.methods, bool(known)),
+        methods=methods_table(findings.methods),
         groups={
             name: groups_table(groups, bool(known))
             for name, groups in findings.groups.groupby("grouping", sort=False)
@@ -175,21 +175,29 @@ def _table(frame: pd.DataFrame, columns: _Columns, notes: list[str]) -> _Table:
     return _Table([heading for heading, _ in columns.values()], rows, notes)
 
 
-def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
+def methods_table(methods: pd.DataFrame) -> _Table:
+    """Return the table of ``detection_quality``, without columns of which nothing is known."""
     columns: _Columns = {
         "method": ("score", str),
         "suspected": ("suspected", "{:,}".format),
-        "contradicted": ("expected to be contradicted", "{:.0%}".format),
+        "contradicted": ("contradicted", "{:.0%}".format),
+        "precision": ("precision", "{:.2f}".format),
+        "recall": ("recall", "{:.2f}".format),
+        "auroc": ("AUROC", "{:.2f}".format),
+        "average_precision": ("AP", "{:.2f}".format),
     }
-    notes = []
+    notes = [
+        "Contradicted: expected fraction of suspected labels that another annotator would contradict."
+    ]
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
-    if known:
-        headings = {"auroc": "AUROC", "average_precision": "average precision"}
-        for name in ("precision", "recall", "auroc", "average_precision"):
-            columns[name] = headings.get(name, name), "{:.3f}".format
-        notes.append("Precision and recall are of the suspected label errors, against the known flips.")
-    return _table(methods, columns, notes)
+    if methods["recall"].notna().any():
+        notes.append(
+            "Precision and recall are of the suspected label errors, against the known flips; AP is average "
+            "precision."
+        )
+    known = {name: column for name, column in columns.items() if methods[name].notna().any()}
+    return _table(methods, known, notes)
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> _Table:

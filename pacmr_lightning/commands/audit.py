@@ -8,21 +8,13 @@ from rich.console import Console
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
 from ..audit.asking import JUDGES, judges_cells
+from ..audit.html_report import methods_table
 from ..audit.scorers import NAMES
 from ..audit.words import flips_in_words, known_in_words, rules_in_words, traits_in_words
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
-
-_FORMS = {
-    "suspected": ("suspected", "{:,}"),
-    "contradicted": ("contradicted", "{:.0%}"),
-    "precision": ("precision", "{:.2f}"),
-    "recall": ("recall", "{:.2f}"),
-    "auroc": ("AUROC", "{:.2f}"),
-    "average_precision": ("AP", "{:.2f}"),
-}
 
 
 def audit(
@@ -62,16 +54,12 @@ def show(found: AuditResult) -> None:
     for sentence in (known_in_words(findings), flips_in_words(findings.agreement)):
         if sentence:
             print_result(sentence)
-    table = plain_table()
-    table.add_column("score")
-    columns = [name for name in _FORMS if findings.methods[name].notna().any()]
-    for name in columns:
-        table.add_column(_FORMS[name][0], justify="right")
-    for row in findings.methods.to_dict("records"):
-        if row["method"] != NAMES[findings.scorer] and not row["suspected"] and pd.isna(row["auroc"]):
-            continue  # a score without a result
-        cells = ("-" if pd.isna(row[name]) else _FORMS[name][1].format(row[name]) for name in columns)
-        table.add_row(row["method"], *cells)
+    methods = findings.methods
+    own = methods["method"] == NAMES[findings.scorer]
+    shown = methods_table(methods[own | (methods["suspected"] > 0) | methods["auroc"].notna()])
+    table = plain_table(*shown.heading)
+    for row in shown.rows:
+        table.add_row(*row)
     print_result(table)
 
     def say(text: str, style: str | None = None, **options: Any) -> None:
