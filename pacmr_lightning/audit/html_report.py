@@ -186,9 +186,7 @@ def methods_table(methods: pd.DataFrame) -> _Table:
         "auroc": ("AUROC", "{:.2f}".format),
         "average_precision": ("AP", "{:.2f}".format),
     }
-    notes = [
-        "Contradicted: expected fraction of suspected labels that another annotator would contradict."
-    ]
+    notes = ["Contradicted: expected fraction of suspected labels that another annotator would contradict."]
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if methods["recall"].notna().any():

@@ -33,10 +33,11 @@ _VAIN: dict[int | str, tuple[str, str]] = {
     404: ("does not exist", "check model, and base_url, which mostly ends in /v1"),
 }
 """Errors that all requests would get, by status or option: what the server does, and what helps."""
+_OF_CONTENT = re.compile("flag|moderat|content|policy|safety|harm", re.I)
 _ABOUT_KEY = re.compile(r"\bkey\b|credential|authenti|authori[sz]|permission", re.I)
-"""Words of a 403 that refuses the key; others refuse one conversation."""
+"""Words of a 403 that refuses one conversation, and of one that refuses the key."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
-_OF_ONE = (400, 403, 413, NO_ANSWER)
+_OF_ONE = (400, 413, NO_ANSWER)
 """Statuses of a conversation that the server refuses for its length or content, or does not answer."""
 _FEWEST = 3
 """Least number of consecutive failures after which the server counts as broken."""
@@ -300,6 +301,8 @@ class _Asking:
         cause: int | str = reply.status
         if cause == 400 and "temperature" in problem:
             cause = "temperature"
+        elif cause == 403 and _OF_CONTENT.search(problem):
+            return replace(reply, problem=problem, status=FILTERED)
         elif cause == 403 and _ABOUT_KEY.search(problem):
             cause = 401
         if vain := _VAIN.get(cause):

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import GroupKFold
 
-from pacmr_lightning.audit.agreement import SCORE_VOTES, Votes, agreement, design_effect
+from pacmr_lightning.audit.agreement import SCORE_VOTES, Votes, agreement
 from pacmr_lightning.audit.asking import judges_table, pairs_to_judge
 
 from ...conftest import read_lines
@@ -200,15 +200,6 @@ def test_pairs_of_a_prompt_count_together():
     assert apart.stderr < 0.6 * together.stderr
     assert together.flips < apart.flips / 5
     assert once.gain_error == pytest.approx(together.gain_error, rel=0.2)
-
-
-def test_design_effect():
-    """Repeating each value k times makes the variance k times what it seems; without clusters it is 1."""
-    values = (np.random.default_rng(0).random(500) < 0.3).astype(float)
-    repeated = design_effect(np.repeat(values, 4), np.repeat(np.arange(500), 4))
-    assert repeated == pytest.approx(4, rel=0.01)
-    assert design_effect(values, np.arange(500)) == pytest.approx(1)
-    assert design_effect(values, np.zeros(500, int)) == 500 and design_effect(np.ones(5), np.arange(5)) == 1
 
 
 # Judges

@@ -150,11 +150,12 @@ def test_a_server_that_answers_nobody_stops_early(fault, server, store):
     assert len(server.requests) <= 8
 
 
-def test_a_server_that_breaks_down_later_stops_too(server, store):
+@pytest.mark.parametrize("fault", [503, (403, {"message": "Forbidden"})])
+def test_a_server_that_breaks_down_later_stops_too(fault, server, store):
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=4)
     server.script = [None] * 10
-    server.always = 503
-    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status 503"):
+    server.always = fault
+    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status (503|403: Forbidden)"):
         endpoint.ask(said(100), store)
     assert len(server.requests) < 25
     server.always = None
