@@ -80,11 +80,7 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
     return found
 
 
-JUDGES = ["judge", "pairs", "for the label", "against it", "no verdict", "reliability", "95% interval"]
-"""Headings of ``judges_cells``."""
-
-
-def judges_table(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:
+def reliability_of_judges(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:
     """Return one row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
     verdicts = [pairs[f"{VOTE}{j + 1}"].dropna() for j in range(len(names))]
     low, high = np.quantile(found.draws[:, 2:], (0.025, 0.975), axis=0)
@@ -100,16 +96,3 @@ def judges_table(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.
             "high": high,
         }
     )
-
-
-def judges_cells(table: pd.DataFrame) -> list[list[str]]:
-    """Return the cells of ``judges_table`` as people read them."""
-    return [
-        [
-            row["judge"],
-            *(f"{row[name]:,}" for name in ("pairs", "for_label", "against_label", "none")),
-            f"{row['reliability']:.1%}",
-            f"{row['low']:.1%} to {row['high']:.1%}",
-        ]
-        for row in table.to_dict("records")
-    ]

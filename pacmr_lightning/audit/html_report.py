@@ -4,11 +4,11 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
@@ -20,22 +20,15 @@ from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
 from ..numerics import histogram
-from .asking import JUDGES, judges_cells
 from .decisions import Texts
 from .findings import Findings
-from .group_reliability import LEAST
 from .scorers import SCORES, VOTE
-from .suspect_traits import LEVEL
-from .words import findings_in_words, known_in_words, rules_in_words, share_of, traits_in_words, verdict
+from .tables import groups_table, judges_table, methods_table, traits_table
+from .words import findings_in_words, known_in_words, rules_in_words, traits_in_words, verdict
 
-GROUPS = 100
-"""Most groups in a table."""
-TRAITS = 30
-"""Most traits in the table."""
 FOLD = 600
 """Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
-_RELIABILITY = "Reliability is the probability that a verdict names the better response."
 _LABELS = {
     "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
     "combined_u": "Log-odds of the label by score and decisions (nats)",
@@ -62,7 +55,7 @@ def html_report(
     """Return the page, on which a person can review each listed pair.
 
     ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order, ``judges``
-    is ``judges_table``.
+    is ``reliability_of_judges``.
     """
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
@@ -97,8 +90,8 @@ def html_report(
         doubted=doubted,
         rules=rules_in_words(traits, findings.agreement),
         traits=traits_in_words(traits, doubted),
-        traits_table=_traits_table(traits),
-        judges=None if judges is None else _Table(JUDGES, judges_cells(judges), [_RELIABILITY]),
+        traits_table=traits_table(traits),
+        judges=None if judges is None else judges_table(judges),
         methods=methods_table(findings.methods),
         groups={
             name: groups_table(groups, bool(known))
@@ -155,102 +148,6 @@ def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]
     # ASCII JSON keeps every id intact.
     known = {"id": row.id, "observed": row.observed, "sample": sample, "texts": row.texts}
     return {"named": json.dumps(known), "facts": facts, "texts": texts}
-
-
-class _Table(NamedTuple):
-    heading: list[str]
-    rows: list[list[str]]
-    notes: list[str]
-
-
-_Columns = dict[str, tuple[str, Callable[[Any], str]]]
-"""Headings of a table by its columns, and the form of their values."""
-
-
-def _table(frame: pd.DataFrame, columns: _Columns, notes: list[str]) -> _Table:
-    rows = [
-        ["–" if pd.isna(row[name]) else form(row[name]) for name, (_, form) in columns.items()]
-        for row in frame.to_dict("records")
-    ]
-    return _Table([heading for heading, _ in columns.values()], rows, notes)
-
-
-def methods_table(methods: pd.DataFrame) -> _Table:
-    """Return the table of ``detection_quality``, without columns of which nothing is known."""
-    columns: _Columns = {
-        "method": ("score", str),
-        "suspected": ("suspected", "{:,}".format),
-        "contradicted": ("contradicted", "{:.0%}".format),
-        "precision": ("precision", "{:.2f}".format),
-        "recall": ("recall", "{:.2f}".format),
-        "auroc": ("AUROC", "{:.2f}".format),
-        "average_precision": ("AP", "{:.2f}".format),
-    }
-    notes = ["Contradicted: expected fraction of suspected labels that another annotator would contradict."]
-    if not methods["method"].str.startswith("cleanlab").any():
-        notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
-    if methods["recall"].notna().any():
-        notes.append(
-            "Precision and recall are of the suspected label errors, against the known flips; AP is average "
-            "precision."
-        )
-    known = {name: column for name, column in columns.items() if methods[name].notna().any()}
-    return _table(methods, known, notes)
-
-
-def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
-    """Return the table of one grouping of ``group_reliability``."""
-    columns: _Columns = {
-        "group": (groups["grouping"].iloc[0], str),
-        "pairs": ("pairs", "{:,}".format),
-        "suspected": ("suspected", "{:,}".format),
-        "suspected_share": ("in percent", "{:.1%}".format),
-        "contradicted": ("contradicted", "{:.1%}".format),
-        "interval": ("95% interval", str),
-    }
-    notes = [
-        "Contradicted: expected fraction of the labels that another annotator would contradict, the mean of "
-        f"1 - p. Groups of fewer than {LEAST} pairs have no interval."
-    ]
-    if "reliability" in groups and groups["reliability"].notna().any():
-        columns["reliability"] = "reliability", "{:.1%}".format
-        notes.append(
-            "Reliability: probability that a label of the annotator is right, if each annotator errs at one "
-            "rate on all pairs (Dawid and Skene). Without several votes on a pair only the score tells it."
-        )
-    if known:
-        columns["flipped"] = "known to be wrong", "{:.1%}".format
-    if (more := len(groups) - GROUPS) > 0:
-        notes.append(f"{more:,} more groups are in the file of groups.")
-    shown = groups[groups["group"].notna()].head(GROUPS)
-    ends = zip(shown["low"], shown["high"], strict=True)
-    intervals = [None if pd.isna(low) else f"{low:.1%} to {high:.1%}" for low, high in ends]
-    return _table(shown.assign(interval=intervals), columns, notes)
-
-
-def _traits_table(traits: pd.DataFrame) -> _Table | None:
-    found = traits[traits["p_adjusted"] < LEVEL]
-    if found.empty:
-        return None
-    columns: _Columns = {
-        "name": ("trait", str),
-        "suspected": ("suspected", "{:,}".format),
-        "in_suspected": ("with it", share_of),
-        "others": ("others", "{:,}".format),
-        "in_others": ("with it", share_of),
-        "p_adjusted": ("p", "{:.1g}".format),
-        "in_all": ("all", share_of),
-    }
-    notes = [
-        "Counts are of pairs whose responses differ in the trait, percentages of those whose chosen response "
-        "has it; the last column is over all labels. p is adjusted for "
-        f"{traits['p'].notna().sum():,} tested traits (Benjamini and Hochberg)."
-    ]
-    if (more := len(found) - TRAITS) > 0:
-        notes.append(f"{more:,} more traits are in the file of traits.")
-    words = "chosen has “" + found["trait"] + "”"
-    found = found.assign(name=words.mask(found["kind"] == "length", "chosen is the longer"))
-    return _table(found.head(TRAITS), columns, notes)
 
 
 def _distribution(findings: Findings) -> Figure:

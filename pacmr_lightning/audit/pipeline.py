@@ -19,7 +19,7 @@ from ..hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
-from .asking import ANSWERS, ask_judges, judges_table, pairs_to_judge
+from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .cleaned_file import CleanedFile, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
 from .decisions import Decisions, Texts, random_sample
@@ -217,7 +217,7 @@ def conclude(
     }
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
-        tables["judges"] = judges_table([judge.name for judge in options.judges], pairs, found)
+        tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
     with waiting("Writing the report"):
         page = html_report(
             findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn, tables.get("judges")

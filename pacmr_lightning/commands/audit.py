@@ -7,9 +7,8 @@ from rich.console import Console
 
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
-from ..audit.asking import JUDGES, judges_cells
-from ..audit.html_report import methods_table
 from ..audit.scorers import NAMES
+from ..audit.tables import Table, judges_table, methods_table
 from ..audit.words import flips_in_words, known_in_words, rules_in_words, traits_in_words
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
@@ -56,20 +55,13 @@ def show(found: AuditResult) -> None:
             print_result(sentence)
     methods = findings.methods
     own = methods["method"] == NAMES[findings.scorer]
-    shown = methods_table(methods[own | (methods["suspected"] > 0) | methods["auroc"].notna()])
-    table = plain_table(*shown.heading)
-    for row in shown.rows:
-        table.add_row(*row)
-    print_result(table)
+    _show_table(methods_table(methods[own | (methods["suspected"] > 0) | methods["auroc"].notna()]))
 
     def say(text: str, style: str | None = None, **options: Any) -> None:
         console.print(text, highlight=False, markup=False, style=style, **options)
 
     if "judges.csv" in found.files:
-        judges = plain_table(*JUDGES)
-        for row_of_judge in judges_cells(pd.read_csv(found.files["judges.csv"])):
-            judges.add_row(*row_of_judge)
-        print_result(judges)
+        _show_table(judges_table(pd.read_csv(found.files["judges.csv"])))
     if not findings.agreement.usable:
         say(
             "Use a larger model or more pairs, let language models vote (--judges), or read a random sample "
@@ -94,3 +86,10 @@ def show(found: AuditResult) -> None:
     )
     if found.cleaned is not None:
         say(found.cleaned.sentence, soft_wrap=True)
+
+
+def _show_table(shown: Table) -> None:
+    table = plain_table(*shown.heading)
+    for row in shown.rows:
+        table.add_row(*row)
+    print_result(table)

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit.agreement import SCORE_VOTES, Votes, agreement
-from pacmr_lightning.audit.asking import judges_table, pairs_to_judge
+from pacmr_lightning.audit.asking import pairs_to_judge, reliability_of_judges
 
 from ...conftest import read_lines
 
@@ -237,7 +237,7 @@ def test_reliabilities_are_recovered():
     assert inside(0.3, (found.low, found.high)) and found.slope == pytest.approx(1.2, abs=0.12)
     assert found.reliabilities == pytest.approx([0.9, 0.7, 0.5], abs=0.03)
     verdicts = pd.DataFrame(votes.verdicts, columns=["vote_1", "vote_2", "vote_3"])
-    table = judges_table(["a", "b", "c"], verdicts, found)
+    table = reliability_of_judges(["a", "b", "c"], verdicts, found)
     assert (table["low"] <= table["reliability"]).all() and (table["reliability"] < table["high"]).all()
     counts = table[["for_label", "against_label", "none"]].to_numpy()
     assert counts.sum(1).tolist() == [4000] * 3

@@ -6,7 +6,7 @@ import pytest
 
 from pacmr_lightning.audit.agreement import agreement
 from pacmr_lightning.audit.group_reliability import LEAST, group_reliability
-from pacmr_lightning.audit.html_report import groups_table
+from pacmr_lightning.audit.tables import groups_table
 
 from .test_agreement import scores
 
