@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ..command_line.output import print_result
 from ..command_line.short_forms import expanded
@@ -76,13 +76,9 @@ def sweep(
             print_result(
                 f"{cell.name} {f'runs in job {job}' if running else f'is submitted as job {job} ({word})'}"
             )
+    from ..sweep.tables import report  # slow import
 
-    def tables(done: list[Cell]) -> Path:
-        from ..sweep.tables import report
-
-        return report(sweep, done)
-
-    finish(found, tables)
+    finish(found, partial(report, sweep))
     if stopped:
         raise stopped
 
@@ -105,9 +101,13 @@ def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> UserError | None:
     except UserError as error:
         return error
     except KeyboardInterrupt:
-        print("Stopped; the same command resumes.")
-        sys.exit(130)
+        _stop()
     return None
+
+
+def _stop() -> NoReturn:
+    print("Stopped; the same command resumes.")
+    sys.exit(130)
 
 
 def _with_afterwards(sweep: Sweep) -> Sweep:
@@ -172,8 +172,7 @@ def run_cells(
     try:
         run_all(sweep, left, states.count("done"))
     except KeyboardInterrupt:
-        print("Stopped; the same command resumes.")
-        sys.exit(130)
+        _stop()
 
 
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:

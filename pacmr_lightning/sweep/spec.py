@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, get_loader
@@ -176,7 +176,7 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected keys and values, but got {found!r}.")
     if isinstance(found.get("methods"), dict):
-        found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
+        found["methods"] = {str(name): settings or {} for name, settings in found["methods"].items()}
     if other := found.pop("like", None):
         if not isinstance(other, str):
             raise UserError(f"{path}: like is {other!r}, but it must be one sweep file.")
@@ -222,25 +222,18 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:
-    """Check the keys of a dataclass, and which of them hold lists and dicts; empty ones get the default."""
-    types = get_type_hints(kind)
+    """Check that the keys of a dataclass are there, and no others; empty lists and dicts get the default."""
     if not isinstance(found, dict):
         raise UserError(f"{place}: expected keys and values, but got {found!r}.")
-    for name in found:
-        if name not in types:
-            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(types)}.")
-    for entry in fields(kind):
-        value, shape = found.get(entry.name), get_origin(types[entry.name])
-        needed = entry.default is MISSING and entry.default_factory is MISSING
-        if value is None and needed:
-            raise UserError(f"{place}: the key {entry.name} is missing.")
-        if value is None and shape in (list, dict):
-            found.pop(entry.name, None)
-        elif shape in (list, dict) and not isinstance(value, shape):
-            form = f"a list, such as [{value}]" if shape is list else "keys and values"
-            raise UserError(f"{place}: {entry.name} is {value!r}, but it must be {form}.")
-        elif isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-            raise UserError(f"{place}: a key of {entry.name} is no text ({', '.join(map(repr, value))}).")
+    known = {entry.name: entry for entry in fields(kind)}
+    for name in [*found]:
+        if name not in known:
+            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(known)}.")
+        if found[name] is None and known[name].default_factory is not MISSING:
+            del found[name]
+    for name, entry in known.items():
+        if entry.default is entry.default_factory is MISSING and found.get(name) is None:
+            raise UserError(f"{place}: the key {name} is missing.")
 
 
 def _check_values(sweep: Sweep, path: str) -> None:
@@ -255,6 +248,8 @@ def _check_values(sweep: Sweep, path: str) -> None:
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         check_at_least(least, **{f"{path}: {name}": getattr(sweep, name)})
     options = [sweep.options, *(m.options | m.vary for m in sweep.methods.values())]
+    if odd := [option for one in options for option in one if not isinstance(option, str)]:
+        raise UserError(f"{path}: the option {odd[0]!r} is no text; name it as pacmr fit does.")
     filled([sweep.output, sweep.report], {}, f"{path}: output or report")
     if any("trainer.default_root_dir" in one for one in options):
         raise UserError(f"{path}: trainer.default_root_dir is the cell's own folder; take it out of options.")

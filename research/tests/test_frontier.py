@@ -217,21 +217,6 @@ def test_own_data_under_a_ceiling_of_rewards(write_sweep, capsys):
     assert "The ceiling of model has gold rewards, but no finished run has" in capsys.readouterr().err
 
 
-def test_no_tuning_seed_done(sweep, frontier, tmp_path):
-    """As where the cells of another machine were copied without those."""
-    frame = cells().query("seed < 100")
-    with pytest.raises(UserError, match="No run of the tuning seeds 100, 101 has finished"):
-        frontier_report(sweep, frontier, frame, tmp_path / "report")
-
-
-def test_no_measure_at_all(sweep, frontier, tmp_path):
-    frame = cells().assign(gold_reward=np.nan, gold_accuracy=np.nan, val_accuracy=np.nan)
-    with pytest.raises(UserError, match="no finished run has either"):
-        frontier_report(sweep, frontier, frame, tmp_path / "report")
-    with pytest.raises(UserError, match="no finished run has either"):
-        chosen_cells(sweep, frame, [])
-
-
 def test_no_kl(sweep, frontier, tmp_path):
     """Refused before the reported seeds run, as well as in the report."""
     frame = cells().assign(sequence_kl=np.nan)
