@@ -152,7 +152,7 @@ def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant
     """Draw time and peak memory over DPO's, a row per contestant."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.6), sharey=True, layout="constrained")
     names = {c: f"{c[0]}, {c[1]:.0%}" for c in over if c is not None}
-    colors = ["C7" if c[0] == "graph retained" else "C0" for c in names]
+    colors = ["C0"] * len(names)
     bars(axes[0], {name: over[c] for c, name in names.items()}, colors, text="{:.2f}")
     bars(axes[1], {name: [peaks[c]] for c, name in names.items()}, colors, text="{:.2f}")
     for axis, label in zip(axes, ("time over DPO's (lines: range)", "peak memory over DPO's"), strict=True):
