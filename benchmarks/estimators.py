@@ -86,12 +86,15 @@ def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
 def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
     """(N,) d . grad l_i in float64, one backward pass per pair."""
     double = copy.deepcopy(policy).double()
-    batch = batch.with_reference(double.reference_log_probs(batch))
+    return by_pair(double, batch.with_reference(double.reference_log_probs(batch)), direction)
+
+
+def by_pair(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(N,) d . grad l_i, one backward pass per pair."""
     values = []
     for i in range(len(batch)):
-        gradients = torch.autograd.grad(
-            losses(double, batch[i : i + 1]).sum(), list(double.adapter().values())
-        )
+        loss = losses(policy, batch[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(policy.adapter().values()))
         values.append(sum((g * d.double()).sum() for g, d in zip(gradients, direction.values(), strict=True)))
     return torch.stack(values)
 
