@@ -36,8 +36,8 @@ def _table(frame: pd.DataFrame, columns: _Columns, notes: list[str]) -> Table:
 
 
 def _with_interval(frame: pd.DataFrame) -> pd.DataFrame:
-    ends = zip(frame["low"], frame["high"], strict=True)
-    return frame.assign(interval=[None if pd.isna(low) else f"{low:.1%} to {high:.1%}" for low, high in ends])
+    low, high = (frame[name].map("{:.1%}".format) for name in ("low", "high"))
+    return frame.assign(interval=(low + " to " + high).where(frame["low"].notna()))
 
 
 def methods_table(methods: pd.DataFrame) -> Table:
