@@ -14,7 +14,7 @@ from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedSt
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 BETA = 0.7
@@ -62,9 +62,10 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     for a, b in zip(weighted.values(), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     truth = Rewards.of(policy.log_probs(batch), batch, BETA)
-    torch.testing.assert_close(found.rewards.u, truth.u.detach())
-    torch.testing.assert_close(found.losses, DPO(BETA)(truth).detach())
-    assert not found.losses.requires_grad and all(p.grad is None for p in policy.parameters())
+    inner = weighted_gradient(found, Unweighted())
+    torch.testing.assert_close(inner.rewards.u, truth.u.detach())
+    torch.testing.assert_close(inner.losses, DPO(BETA)(truth).detach())
+    assert not inner.losses.requires_grad and all(p.grad is None for p in policy.parameters())
     assert all(layer.per_pair is None for layer in policy.lora_layers().values())
 
 

@@ -21,7 +21,6 @@ from pacmr_lightning.meta_gradient import (
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
@@ -194,8 +193,7 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         "step",
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
-    objective = SoftLabelDifference(DPO(BETA)) if weighting.soft_labels else DPO(BETA)
-    pairs = RecomputedStepPairs(policy, objective, train, micro_batch_size)
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, micro_batch_size, weighting.soft_labels)
     return caught, weighting.update(pairs, meta, 99.0, 1.0)
 
 
@@ -458,36 +456,6 @@ def test_state_dict_round_trip(make_policy, make_batch):
 def test_ranges(make, value):
     with pytest.raises(UserError, match=value):
         make()
-
-
-def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batch, monkeypatch):
-    """VNet's gradient with two of six pairs dropped is that of their coefficients set to 0."""
-
-    class Dropping(DPO):
-        def pair_weights(self, ids):
-            return torch.tensor([0.0 if name in ("pair-1", "pair-4") else 1.0 for name in ids])
-
-    policy = make_policy(double=True)
-    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    weighting = moved_weighting(PromptAugmentationConsistency(TAU), GhostDotProduct(clip=None), 0.05)
-    before = copy.deepcopy(weighting.vnet)
-    caught = []
-    monkeypatch.setattr(
-        weighting.vnet_optimizer,
-        "step",
-        lambda: caught.extend(p.grad.clone() for p in weighting.vnet.parameters()),
-    )
-    objective = Dropping(BETA)
-    pairs = RecomputedStepPairs(policy, objective, train, None)
-    weighting.update(pairs, meta, 0.0, 1.0)
-    inner = weighted_gradient(pairs, weighting)
-    with shifted(policy, inner.gradient, -0.05):
-        direction = weighting.outer.gradient(policy, BETA, meta, None).d_meta
-    c = exact_coefficients(policy, train, direction) * objective.pair_weights(train.ids)
-    g, _, _ = before(pairs.rewards.delta, pairs.rewards.u)
-    expected = torch.autograd.grad(-(c * g).sum() / 6, list(before.parameters()))
-    for found, right in zip(caught, expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)
 
 
 def test_clean_accuracy_of_pseudo_labels(make_policy, make_batch):
