@@ -23,7 +23,7 @@ from ..policy.base_model import parameter_count
 from ..policy.model_files import check_savable
 from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
-from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
+from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
@@ -239,7 +239,6 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"({type(self.vnet_optimizer).__name__}, {self.vnet_optimizer.param_groups[0]['lr']:g}); "
                 f"one of its updates every {self.weighting.every} policy updates."
             )
-        check_adapter(self.policy.adapter())
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:
             self.weighting.check_sharded()
@@ -345,8 +344,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             clip(inner.gradient, self.max_grad_norm)
         set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
-        if batch_idx == 0:
-            check_precision(optimizer, self.policy.adapter(), inner.gradient)
         optimizer.zero_grad()
         self.policy.has_stepped = True
         schedule.step()

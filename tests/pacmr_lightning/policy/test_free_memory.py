@@ -1,26 +1,16 @@
-"""Free memory of a GPU and of RAM, by fake numbers of both and a fake control group."""
+"""Free RAM, by a fake control group."""
 
 from pathlib import Path
 
 import psutil
-import torch
 
 from pacmr_lightning.policy import memory as module
 from pacmr_lightning.policy.memory import free_memory, ram
 
-CPU = torch.device("cpu")
-
-
-def test_of_a_gpu(monkeypatch):
-    numbers = {"mem_get_info": (70, 80), "memory_reserved": 9, "memory_allocated": 4}
-    for name, value in numbers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_memory(torch.device("cuda")) == 75
-
 
 def test_of_ram(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "CONTROL_GROUPS", tmp_path)
-    assert 0 < free_memory(CPU) <= ram() == psutil.virtual_memory().total
+    assert 0 < free_memory() <= ram() == psutil.virtual_memory().total
 
 
 def test_of_a_control_group(monkeypatch, tmp_path):
@@ -40,6 +30,6 @@ def test_of_a_control_group(monkeypatch, tmp_path):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text("700\n")
         (folder / "memory.stat").write_text("anon 400\ninactive_file 250\n")
-    assert (free_memory(CPU), ram()) == (550, 1000)
+    assert (free_memory(), ram()) == (550, 1000)
     (inner / "memory.max").write_text("600\n")
-    assert (free_memory(CPU), ram()) == (150, 600)
+    assert (free_memory(), ram()) == (150, 600)

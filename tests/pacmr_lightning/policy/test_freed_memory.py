@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pacmr_lightning.policy import model
-
 HOLES = """
 import os
 from pathlib import Path
@@ -40,11 +38,3 @@ def test_holes_are_given_back():
     found = subprocess.run(asked, env=environment, cwd=Path.cwd(), capture_output=True, text=True, check=True)
     before, after, total = map(float, found.stdout.split())
     assert before > 250 and after < 50 and total == 2**18
-
-
-def test_generation_begins_with_it(make_policy, make_batch, monkeypatch):
-    """It comes after training, whose holes are of other sizes than it needs."""
-    policy, asked = make_policy(), []
-    monkeypatch.setattr(model, "return_freed_memory", lambda: asked.append(policy.model.training))
-    policy.generate(input_ids=make_batch(1).input_ids[:, :4], max_new_tokens=2, do_sample=False)
-    assert len(asked) == 1

@@ -15,10 +15,7 @@ from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import (
     Rows,
-    padded,
-    row_multiple,
     rows_of,
-    shared_rows,
 )
 
 from .live_bytes import LiveBytes
@@ -110,8 +107,10 @@ def test_states_of_responses(layout, make_policy, make_batch):
     assert not torch.allclose(reference, found, atol=0.1)
 
 
-def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
-    policy, batch = make_policy(double=True), make_batch()
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients_equal_to_plain_forwards(name, recomputed, make_policy, make_batch):
+    policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
     weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
 
     def gradient(found: LogProbs) -> tuple[torch.Tensor, ...]:
@@ -326,13 +325,3 @@ def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_
     rows = rows_of(layout, batch)
     assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
     torch.testing.assert_close(found(), expected, atol=1e-10, rtol=1e-8)
-
-
-def test_rows_are_padded_on_gpus_only(make_batch):
-    assert row_multiple(torch.device("cpu")) == 1 and row_multiple(torch.device("cuda", 1)) == 64
-    batch = make_batch()
-    as_found = shared_rows(batch)
-    assert padded(as_found, 1) is as_found
-    length = batch.input_ids.shape[1]
-    assert padded(as_found, length) is as_found
-    assert padded(as_found, length - 1).input_ids.shape[1] == 2 * (length - 1)

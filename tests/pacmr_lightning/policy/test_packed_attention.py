@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from pacmr_lightning.batch import PairBatch, Segment
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.batch import Segment
 from pacmr_lightning.policy import PolicyModel, packed_attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
+from pacmr_lightning.policy.attention import AttentionPlan, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys
 from pacmr_lightning.policy.token_layout import packed_rows, rows_of
 
@@ -25,24 +24,6 @@ from .looped_attention import looped_attention
 
 GPU = torch.device("cuda")
 PACKED = AttentionPlan(VARLEN, "packed")
-
-
-def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
-    use_attention(policy.model, VARLEN if layout == "packed" else "sdpa")
-    found = policy.score(rows_of(layout, batch))
-    loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
-    return [found.chosen, found.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
-
-
-@pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"])
-def test_equal_to_separate_sequences(name, recomputed, packed, make_policy, make_batch):
-    """Of rotary and absolute positions, grouped heads, and windows that prompts exceed; in float64."""
-    policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
-    packed()
-    truth = values_and_gradient(policy, "plain", batch)
-    found = values_and_gradient(policy, "packed", batch)
-    torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
 def test_experts(make_batch, packed, tmp_path):
@@ -133,22 +114,6 @@ def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch)
     assert [g.shape for g in gradients] == [x.shape for x in arguments[:3]]
 
 
-def test_auto_on_a_gpu(make_policy):
-    """Half precision, and nothing that the layout does not go with."""
-
-    def first(name="llama", device=GPU, **options):
-        policy = make_policy(name, **{"dtype": "bfloat16", **options})
-        asked = policy.model, policy.attn_implementation, policy.layout
-        return attention_plans(*asked, device)
-
-    assert first() == [PACKED, *(AttentionPlan("sdpa", name) for name in ("shared", "separate", "plain"))]
-    assert first("gpt2")[0] == PACKED
-    assert first(layout="shared")[0] == PACKED
-    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"}, {"device": torch.device("cpu")})
-    for options in others:
-        assert first(**options)[0] == AttentionPlan("sdpa", "shared"), options
-
-
 def test_other_passes_of_the_same_model(make_policy, make_batch, caplog):
     policy, batch = make_policy(layout="packed"), make_batch()
     with caplog.at_level(logging.INFO):
@@ -192,8 +157,3 @@ def test_a_kernel_that_aligns_to_the_start_is_found(make_policy, make_batch, mon
     with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
-
-
-def test_its_attention_is_no_option():
-    with pytest.raises(UserError, match="attn_implementation is varlen, but it must be one of auto, eager"):
-        PolicyModel("unused", attn_implementation=VARLEN)
