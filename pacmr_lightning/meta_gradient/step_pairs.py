@@ -46,7 +46,6 @@ class Part(ABC):
     rewards: Rewards
     losses: Tensor
     """(n,) l(u) of the observed labels."""
-    place: slice
 
     @abstractmethod
     def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
@@ -137,7 +136,7 @@ class StepPairs(ABC):
 
 @dataclass
 class _LivePart(Part):
-    pairs: StepPairs
+    policy: PolicyModel
     live: Tensor
     """(n,) l(u) with its graph, which one call frees."""
     rest: Tensor | None
@@ -148,7 +147,7 @@ class _LivePart(Part):
             value = (factors * self.live).sum()
         else:
             value = (factors * (self.live - self.rest)).sum() + self.rest.sum() / rest_over
-        add_gradient(total, self.pairs.policy.adapter(), value)
+        add_gradient(total, self.policy.adapter(), value)
 
 
 class RecomputedStepPairs(StepPairs):
@@ -156,11 +155,9 @@ class RecomputedStepPairs(StepPairs):
 
     def __iter__(self) -> Iterator[Part]:
         """One forward pass of each micro-batch, and one backward pass where its gradient is added."""
-        done = 0
         for part, rows in self.parts:
             rewards, losses, rest = self.forward(part, rows)
-            place = slice(done, done := done + len(part))
-            yield _LivePart(part, rewards.detach(), losses.detach(), place, self, losses, rest)
+            yield _LivePart(part, rewards.detach(), losses.detach(), self.policy, losses, rest)
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
@@ -187,11 +184,7 @@ class KeptStepPairs(StepPairs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kept, done = [], 0
-        for part, rows in self.parts:
-            rewards, losses, each, rest = each_gradient(self, part, rows)
-            place = slice(done, done := done + len(part))
-            self.kept.append(_KeptPart(part, rewards, losses, place, each, rest))
+        self.kept = [_KeptPart(part, *each_gradient(self, part, rows)) for part, rows in self.parts]
 
     def __iter__(self) -> Iterator[Part]:
         """No pass."""
@@ -223,6 +216,10 @@ def each_gradient(
     """
     parameters, layers = pairs.policy.adapter(), pairs.policy.lora_layers()
     tokens = TokensOfPairs(rows.token_pair, len(part))
+    taken = {
+        names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
+        for names in layers
+    }
 
     def backward(losses: Tensor, again: bool = False) -> Direction:
         found = torch.autograd.grad(
@@ -232,21 +229,17 @@ def each_gradient(
 
     try:
         for names, layer in layers.items():
-            layer.per_pair = PerPair(tokens, direction and [direction[name] for name in names])
+            layer.per_pair = taken[names]
         with torch.enable_grad():
             rewards, losses, rest = pairs.forward(part, rows)
-            again = rest is not None and direction is None
-            backward(losses if rest is None else losses - rest, again)  # the layers take what there is
-            each = {
-                name: gradient
-                for names, layer in layers.items()
-                for name, gradient in zip(names, layer.per_pair.found, strict=False)
-            }
+            # Reaches all layers, and returns nothing.
+            backward(losses if rest is None else losses - rest, again=rest is not None)
             tokens.apart = False
-            gradient_of_rest = backward(rest) if again else {}
+            gradient_of_rest = {} if rest is None or direction is not None else backward(rest)
     finally:
         for layer in layers.values():
             layer.per_pair = None
+    each = {name: g for names, both in taken.items() for name, g in zip(names, both.found, strict=False)}
     for name in parameters.keys() - each.keys():  # of layers that no token passes
         size = shape(parameters[name]) if direction is None else ()
         each[name] = parameters[name].new_zeros(len(part), *size)

@@ -6,7 +6,7 @@ flows through a weight. Line 1 is the loop over updates, and line 6 the datamodu
 line 12 alone, with weights of 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,19 +72,21 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
     sum_over_ranks([total])  # N
-    group = None
+    groups: Sequence[Tensor | None] = [None] * len(pairs.parts)
     if objective.grouped and len(pairs.parts) > 1:
         assert not isinstance(pairs.micro_batch_size, TokenBudget), "the module refuses it"
         group = objective.group_weights(pairs.weighted_losses(), pairs.micro_batch_size)
+        if group is not None:
+            groups = group.split([len(part) for part, _ in pairs.parts])
 
     gradient, rewards, losses, parts = zeros(pairs.policy.adapter()), [], [], []
-    for part in pairs:  # lines 2, 3: u_i, Delta_i and l_i at omega, by micro-batch
+    for part, group in zip(pairs, groups, strict=True):  # lines 2, 3: u_i, Delta_i, l_i at omega
         rewards.append(part.rewards)
         losses.append(part.losses)
         parts.append(weighting.weights(part.rewards, part.batch))  # line 4: g_i
         factors: Tensor | None = parts[-1].g / total
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(part.losses) if group is None else group[part.place]
+            factors = objective.group_weights(part.losses) if group is None else group
         assert factors is not None, "a grouped objective has weights"
         part.add_gradient(gradient, factors, total)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())

@@ -58,8 +58,9 @@ def test_equal_to_a_pass_a_pair(name, options, form, micro_batch_size, setting):
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     weighted, along = zeros(policy.adapter()), found.along(direction)
-    for part in found:
-        part.add_gradient(weighted, factors[part.place], torch.ones(()))
+    sizes = [len(part) for part, _ in found.parts]
+    for part, some in zip(found, factors.split(sizes), strict=True):
+        part.add_gradient(weighted, some, torch.ones(()))
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)

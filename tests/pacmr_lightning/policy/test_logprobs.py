@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
@@ -278,33 +277,18 @@ def test_policy_and_reference_of_held_out_pairs(make_policy, make_batch):
     assert make_policy(moved=False).judged(batch).token_kl.abs().max() == 0
 
 
-class MostRows(TorchDispatchMode):
-    """Inside, keeps the largest number of rows that a matrix with some number of columns has."""
-
-    def __init__(self, columns: int):
-        super().__init__()
-        self.columns, self.rows = columns, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and found.dim() and found.shape[-1] == self.columns:
-            self.rows = max(self.rows, found.numel() // self.columns)
-        return found
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_logits_of_a_large_vocabulary(frozen):
-    """4,000 response tokens of Qwen2's vocabulary, on tensors without contents: forward and backward make no
-    logits of more tokens than a chunk has, and hold but a few matrices of that size at a time."""
+    """4,000 response tokens of Qwen2's vocabulary, on tensors without contents: forward and backward hold but
+    a few matrices of a chunk's logits at a time."""
     vocabulary, width, tokens, chunk = 151_936, 896, 4_000, 1_000
     with FakeTensorMode():
         head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen)
         hidden = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(tokens, dtype=torch.long)
-        with LiveBytes(head) as live, MostRows(vocabulary) as most:
+        with LiveBytes(head) as live:
             values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
             values.sum().backward()
-    assert most.rows == chunk > width
     # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.
     bound = 6.5 * chunk * vocabulary if frozen else 17 * chunk * vocabulary + 3 * vocabulary * width
     assert live.peak < bound

@@ -1,4 +1,4 @@
-"""Packed pairs with shared prompts: equal to separate sequences, and where they are taken or refused.
+"""Packed pairs with shared prompts: where they are taken or refused; test_logprobs.py has their values.
 
 ``varlen_attn`` runs on GPUs only. Here SDPA runs each sequence; what the kernel is called with is checked on
 tensors without contents.
@@ -16,13 +16,12 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, Mixtral
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, use_attention
-from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys
+from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import packed_rows, rows_of
 
 from ..conftest import SHAPE
 from .looped_attention import looped_attention
 
-GPU = torch.device("cuda")
 PACKED = AttentionPlan(VARLEN, "packed")
 
 
@@ -43,51 +42,6 @@ def test_the_row_has_no_padding(make_batch):
     rows = packed_rows(batch)
     assert rows.input_ids.shape == (1, batch.token_count) and batch.token_count < batch.input_ids.numel()
     assert rows.token_pair[0].bincount().tolist() == (batch.segment_ids != Segment.PAD).sum(1).tolist()
-
-
-def test_packing():
-    """Of two pairs with 2 and 1 prompt tokens: columns 0 to 5, and 6 to 10."""
-    packing = Packing.of(torch.tensor([[2, 1, 3], [1, 2, 2]]))
-    assert packing.query_ends.tolist() == [0, 3, 6, 9, 11] and packing.query_ends.dtype == torch.int32
-    assert packing.key_ends.tolist() == [0, 3, 8, 11, 14] and packing.longest == (3, 5)
-    first, second = [0, 1, 2, 0, 1, 3, 4, 5], [6, 7, 8, 6, 9, 10]
-    assert packing.keys.tolist() == first + second
-    columns = torch.randn(11, 2, 3, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(14, 2, 3, dtype=torch.float64)
-    found = _Keys.apply(columns, packing)
-    assert torch.equal(found, columns[packing.keys])
-    gradients = [torch.autograd.grad(x, columns, weights)[0] for x in (found, columns[packing.keys])]
-    torch.testing.assert_close(*gradients, rtol=1e-15, atol=0)
-
-
-def reference(query, key, value, packing: Packing, window: int | None) -> torch.Tensor:
-    """Of one mask over all sequences."""
-    ends = [n.long() for n in (packing.query_ends, packing.key_ends)]
-    sequence = [torch.arange(len(n) - 1).repeat_interleave(n.diff()) for n in ends]
-    # Places counted from the end.
-    places = [torch.arange(len(s)) - n[1:][s] for s, n in zip(sequence, ends, strict=True)]
-    distance = places[0][:, None] - places[1]
-    mask = (sequence[0][:, None] == sequence[1]) & (distance >= 0)
-    if window is not None:
-        mask &= distance < window
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, key).div(2).masked_fill(~mask, -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
-
-
-@pytest.mark.parametrize("window", [None, 1, 4, 40])
-def test_looped_attention(window):
-    packing = Packing.of(torch.tensor([[9, 3, 5], [1, 1, 8], [4, 6, 1]]))
-    torch.manual_seed(0)
-    count, keys = int(packing.query_ends[-1]), int(packing.key_ends[-1])
-    query, key, value = (
-        torch.randn(n, heads, 8, dtype=torch.float64) for n, heads in ((count, 4), (keys, 2), (keys, 2))
-    )
-    left = -1 if window is None else window - 1
-    ends = packing.query_ends, packing.key_ends
-    found = looped_attention(query, key, value, *ends, *packing.longest, scale=0.5, window_size=(left, 0))
-    torch.testing.assert_close(found, reference(query, key, value, packing, window))
 
 
 def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
