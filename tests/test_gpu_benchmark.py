@@ -115,7 +115,7 @@ def test_the_tables(gpu_first, tmp_path):
         ("1.5B", "ours, recomputed, turn 2", {"updates": [0.6], "peak": 21.0} | speed),
         ("1.5B", "TRL, recomputed, turn 1", {"updates": [1.2, 1.2]}),
         ("1.5B", "TRL, kept, turn 1", {"updates": [2.4]}),
-        ("1.5B", "ours, recomputed; flex, turn 1", {"updates": [0.4]} | speed),
+        ("1.5B", "ours, recomputed; compiled, turn 1", {"updates": [0.4]} | speed),
         ("1.5B", "ours, recomputed, turn 3", {"error": "OutOfMemoryError: no"}),
         ("1.5B", "ghost", {"vnet": [4.0], "plain": [1.0], "peak": 9.87, "says": "1.30"}),
         ("correct", "update", {"right": False, "says": "u off by | 1"}),
@@ -132,7 +132,7 @@ def test_the_tables(gpu_first, tmp_path):
         assert text.count("a card; more") == 3  # of each stage
         for line in (
             "| ours, recomputed | 0.6 (0.5-0.7) | 2.00 | 1,667 | 50% | 21.0 |",
-            "| ours, recomputed; flex | 0.4 (0.4-0.4) | 3.00 | 2,500 | 75% |  |",
+            "| ours, recomputed; compiled | 0.4 (0.4-0.4) | 3.00 | 2,500 | 75% |  |",
             "| ours, recomputed, turn 3 | not measured | OutOfMemoryError: no | 9.0 |  |",
             "| ghost | right | 1.30 | 9.0 | 9.9 |",
             "| update | WRONG | u off by / 1 | 9.0 |  |",

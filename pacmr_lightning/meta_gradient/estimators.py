@@ -10,7 +10,7 @@ from ..errors import UserError, check_within
 from ..gradient import Direction, norm
 from ..ranks import sum_over_ranks
 from ..recorded import Recorded
-from .step_pairs import StepPairs, pair_losses
+from .step_pairs import StepPairs
 from .virtual_step import shifted
 
 NOISE_WARNING = 0.5
@@ -37,8 +37,7 @@ class MetaGradientEstimator(Recorded, ABC):
 
         Args:
             pairs: this rank's N train pairs at omega, which must not change: ``virtual_step.shifted`` runs
-                the policy elsewhere. ``pairs.losses`` are those at omega, ``step_pairs.pair_losses``
-                computes others, for one of ``pairs.micro_batches()`` at a time.
+                the policy elsewhere, where ``pairs.weighted_losses()`` are other losses.
             direction: d, full-size and the same on all ranks.
         """
 
@@ -76,11 +75,7 @@ class CentralDifference(MetaGradientEstimator):
         sides = []
         for sign in (1, -1):
             with shifted(pairs.policy, direction, sign * step):
-                parts = [
-                    pair_losses(pairs.policy, pairs.objective, part, rows)[1]
-                    for part, rows in pairs.with_rows()
-                ]
-            sides.append(torch.cat(parts))
+                sides.append(pairs.weighted_losses())
         return (sides[0] - sides[1]) / (2 * step)
 
 

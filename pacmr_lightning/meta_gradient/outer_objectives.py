@@ -91,19 +91,8 @@ class PromptConsistency(OuterObjective):
         divisor = self.divisor(*sizes).clamp(min=1)
 
         # Line 9: the meta loss of the augmented views, and d_meta, its gradient at omega^.
-        d_meta, views, done = zeros(policy.adapter()), [u[:0]], 0
-        parts = augmented[retained].micro_batches(_even(len(retained), micro_batch_size))
-        for part, counted in policy.in_step(parts, augmented[:1]):
-            view = _u(policy, beta, part)
-            loss = 0 * view.sum()
-            if counted:
-                target = targets[done : done + len(part)]
-                loss = pseudo_label_loss(view, target).sum() / divisor
-                views.append(view.detach())
-                done += len(part)
-            add_gradient(d_meta, policy.adapter(), loss)
-        sum_over_ranks(d_meta.values())
-        view = torch.cat(views)
+        views = augmented[retained], augmented[:1]
+        d_meta, view = _gradient(policy, beta, *views, targets, divisor, micro_batch_size)
         metrics = _consistency_metrics(u, retained, view, targets, meta.flipped, divisor)
         return OuterGradient(d_meta, int(sizes[0]), metrics)
 
@@ -186,11 +175,7 @@ class SoftPromptConsistency(PromptConsistency):
 
 
 class CleanPreference(OuterObjective):
-    """DPO's loss on clean pairs: MWN-DPO (appendix G, Algorithm 2)."""
-
-    def loss(self, rewards: Rewards) -> Tensor:
-        """Return (N,) losses of N clean pairs."""
-        return -F.logsigmoid(rewards.u)
+    """DPO's loss on clean pairs, of which the first response is better: MWN-DPO (appendix G, Algorithm 2)."""
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
@@ -203,19 +188,36 @@ class CleanPreference(OuterObjective):
             )
         if micro_batch_size is not None:
             meta = meta.longest_first()
-        pairs = torch.tensor(float(len(meta)), device=meta.input_ids.device)
+        right = torch.ones(len(meta), device=meta.input_ids.device)
+        pairs = right.sum()
         sum_over_ranks([pairs])
-        d_meta, found = zeros(policy.adapter()), []
-        for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
-            rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
-            loss = self.loss(rewards)
-            add_gradient(d_meta, policy.adapter(), loss.sum() / pairs)
-            found.append((loss.detach(), rewards.u.detach() > 0))
-        sum_over_ranks(d_meta.values())
-        loss, right = (torch.cat(column) for column in zip(*found, strict=True))
-        total = _sums_over_ranks({"loss": loss, "right": right})
+        d_meta, u = _gradient(policy, beta, meta, meta[:1], right, pairs, micro_batch_size)
+        total = _sums_over_ranks({"loss": pseudo_label_loss(u, right), "right": u > 0})
         metrics = {"meta/loss": total["loss"] / pairs, "meta/accuracy": total["right"] / pairs}
         return OuterGradient(d_meta, int(pairs), metrics)
+
+
+def _gradient(
+    policy: PolicyModel,
+    beta: float,
+    pairs: PairBatch,
+    filler: PairBatch,
+    targets: Tensor,
+    divisor: Tensor,
+    micro_batch_size: MicroBatchSize,
+) -> tuple[Direction, Tensor]:
+    """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
+    d_meta, found, done = zeros(policy.adapter()), [targets[:0]], 0
+    for part, counted in policy.in_step(pairs.micro_batches(_even(len(pairs), micro_batch_size)), filler):
+        u = _u(policy, beta, part)
+        loss = 0 * u.sum()
+        if counted:
+            loss = pseudo_label_loss(u, targets[done : done + len(part)]).sum() / divisor
+            found.append(u.detach())
+            done += len(part)
+        add_gradient(d_meta, policy.adapter(), loss)
+    sum_over_ranks(d_meta.values())
+    return d_meta, torch.cat(found)
 
 
 def _even(pairs: int, most: MicroBatchSize) -> MicroBatchSize:

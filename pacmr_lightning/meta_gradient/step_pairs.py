@@ -7,9 +7,8 @@ memory allows, each pair's gradient is kept from one pass for all three; else th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from ..batch import MicroBatchSize, PairBatch
 from ..gradient import Direction, add_gradient
 from ..objectives import Objective
-from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora_layer import PerPair, TokensOfPairs, UnsupportedLoraError
 from ..policy.memory import ram
@@ -38,25 +36,22 @@ GIB = 2**30
 
 AskedGradients = bool | Literal["auto"]
 """True to keep each pair's gradient; "auto" decides by memory."""
-Take = Callable[[str, Tensor], None]
-"""Called with an adapter parameter's name and its gradients of n pairs, (n, *shape)."""
 
 
 @dataclass
 class Part(ABC):
-    """A micro-batch of n consecutive pairs of the step at omega; its values have no gradient."""
+    """A micro-batch of n consecutive pairs of the step; its values have no gradient."""
 
     batch: PairBatch
     rewards: Rewards
     losses: Tensor
-    """(n,), before any weight."""
-    place: slice
+    """(n,) l(u) of the observed labels."""
 
     @abstractmethod
     def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
         """Add sum_i f_i grad l_i to this rank's ``total``, for (n,) factors; once for each pass.
 
-        Under soft labels also the gradient of the losses without weight, divided by 0-dim ``rest_over``.
+        Under soft labels l_i is l(u) - l(-u), and the sum of grad l(-u) over 0-dim ``rest_over`` is added.
         """
 
 
@@ -66,19 +61,27 @@ class StepPairs(ABC):
 
     Iterating yields them by micro-batch, one at a time.
 
+    A weight g multiplies l_i. Under soft labels a pair's loss is g l(u) + (1 - g) l(-u), so l_i is
+    l(u) - l(-u), and the rest l(-u) has no weight.
+
     Args:
         policy: at omega; it is not changed.
-        objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
+        objective: the per-pair loss l.
         batch: N pairs with reference log-probabilities.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
+        soft_labels: see above.
     """
 
     policy: PolicyModel
     objective: Objective
     batch: PairBatch
     micro_batch_size: MicroBatchSize
-    _rows: list[Rows] | None = field(default=None, init=False, repr=False)
-    _seen: tuple[Rewards, Tensor] | None = field(default=None, init=False, repr=False)
+    soft_labels: bool = False
+
+    def __post_init__(self) -> None:
+        parts = self.batch.micro_batches(self.micro_batch_size)
+        self.parts = [(part, self.policy.rows(part)) for part in parts]
+        """By forward pass, with their rows."""
 
     @staticmethod
     def of(
@@ -92,48 +95,23 @@ class StepPairs(ABC):
     ) -> StepPairs:
         """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
 
-        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows. ``soft_labels``: loss g l(u) +
-        (1 - g) l(-u).
+        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows.
 
         Raises:
             UnsupportedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
         """
-        if soft_labels:
-            objective = SoftLabelDifference(objective)
+        options = policy, objective, batch, micro_batch_size, soft_labels
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
-                return KeptStepPairs(policy, objective, batch, micro_batch_size)
+                return KeptStepPairs(*options)
             except UnsupportedLoraError:
                 if keep is True:
                     raise
-        return RecomputedStepPairs(policy, objective, batch, micro_batch_size)
-
-    @property
-    def soft(self) -> SoftLabelDifference | None:
-        """The objective, if labels are soft."""
-        return self.objective if isinstance(self.objective, SoftLabelDifference) else None
-
-    @property
-    def rewards(self) -> Rewards:
-        """Rewards of N pairs, detached, from the first pass over them."""
-        return self._values()[0]
-
-    @property
-    def losses(self) -> Tensor:
-        """(N,) losses before any weight, likewise."""
-        return self._values()[1]
+        return RecomputedStepPairs(*options)
 
     @abstractmethod
     def __iter__(self) -> Iterator[Part]:
         """Yield the micro-batches, whose gradients may be added while they are at hand."""
-
-    def _values(self) -> tuple[Rewards, Tensor]:
-        if self._seen is None:
-            with torch.no_grad():
-                for _ in self:
-                    pass
-        assert self._seen is not None
-        return self._seen
 
     @abstractmethod
     def along(self, direction: Direction) -> Tensor:
@@ -143,69 +121,56 @@ class StepPairs(ABC):
             UserError: a LoRA layer does not see whole rows.
         """
 
-    def micro_batches(self) -> list[PairBatch]:
-        """Return the pairs by forward pass."""
-        return list(self.batch.micro_batches(self.micro_batch_size))
+    @torch.no_grad()
+    def weighted_losses(self) -> Tensor:
+        """Return (N,) l_i at the policy's current parameters, also shifted ones, from a forward pass."""
+        found = (self.forward(part, rows) for part, rows in self.parts)
+        return torch.cat([losses if rest is None else losses - rest for _, losses, rest in found])
 
-    def with_rows(self) -> Iterator[tuple[PairBatch, Rows]]:
-        """Yield ``micro_batches`` with the rows of each, made once."""
-        parts = self.micro_batches()
-        if self._rows is None:
-            self._rows = [self.policy.rows(part) for part in parts]
-        return zip(parts, self._rows, strict=True)
+    def forward(self, part: PairBatch, rows: Rows) -> tuple[Rewards, Tensor, Tensor | None]:
+        """Return rewards, (n,) l(u), and under soft labels (n,) l(-u) of one of ``parts``, with gradient."""
+        rewards = Rewards.of(self.policy.log_probs(part, rows), part, self.objective.beta)
+        rest = self.objective(rewards.exchanged()) if self.soft_labels else None
+        return rewards, self.objective(rewards), rest
 
 
 @dataclass
 class _LivePart(Part):
-    pairs: StepPairs
+    policy: PolicyModel
     live: Tensor
-    """(n,) losses with their graph, which one call frees."""
+    """(n,) l(u) with its graph, which one call frees."""
     rest: Tensor | None
-    """Likewise the losses without weight."""
+    """Likewise l(-u) under soft labels."""
 
     def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
-        value = (factors * self.live).sum()
-        if self.rest is not None:
-            value = value + self.rest.sum() / rest_over
-        add_gradient(total, self.pairs.policy.adapter(), value)
+        if self.rest is None:
+            value = (factors * self.live).sum()
+        else:
+            value = (factors * (self.live - self.rest)).sum() + self.rest.sum() / rest_over
+        add_gradient(total, self.policy.adapter(), value)
 
 
-@dataclass(eq=False)
 class RecomputedStepPairs(StepPairs):
-    """Runs the pairs again for each result; only rewards and losses are kept."""
+    """Runs the pairs again for each result."""
 
     def __iter__(self) -> Iterator[Part]:
         """One forward pass of each micro-batch, and one backward pass where its gradient is added."""
-        all_rewards, all_losses, done = [], [], 0
-        for batch, rows in self.with_rows():
-            rewards, losses = pair_losses(self.policy, self.objective, batch, rows)
-            rest = None if self.soft is None else rest_losses(self.soft, rewards, batch)
-            all_rewards.append(rewards.detach())
-            all_losses.append(losses.detach())
-            place = slice(done, done := done + len(batch))
-            yield _LivePart(batch, all_rewards[-1], all_losses[-1], place, self, losses, rest)
-        self._seen = self._seen or (Rewards.cat(all_rewards), torch.cat(all_losses))
+        for part, rows in self.parts:
+            rewards, losses, rest = self.forward(part, rows)
+            yield _LivePart(part, rewards.detach(), losses.detach(), self.policy, losses, rest)
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
-
-        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
-            dots.append(gradients.flatten(1) @ direction[name].flatten())
-
-        parts = []
-        for part, rows in self.with_rows():
-            dots: list[Tensor] = []
-            each_gradient(self.policy, self.objective, part, rows, partial(dot, dots))
-            parts.append(torch.stack(dots).sum(0))
-        return torch.cat(parts)
+        found = (each_gradient(self, part, rows, direction) for part, rows in self.parts)
+        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots, _ in found])
 
 
 @dataclass
 class _KeptPart(Part):
     each: Direction
-    """Each pair's gradient, (n, *shape) by parameter."""
+    """Each pair's gradient of l_i, (n, *shape) by parameter."""
     rest: Direction
-    """The gradient of the losses without weight; empty without soft labels."""
+    """The gradient of the sum of l(-u); empty without soft labels."""
 
     def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
         for name, gradients in self.each.items():
@@ -214,78 +179,47 @@ class _KeptPart(Part):
             total[name] += gradient / rest_over
 
 
-@dataclass(eq=False)
 class KeptStepPairs(StepPairs):
     """Keeps each pair's gradient from one forward and one backward pass, for all results."""
 
     def __post_init__(self) -> None:
-        def keep(each: Direction, name: str, gradients: Tensor) -> None:
-            each[name] = each[name] + gradients if name in each else gradients
-
-        self.parts: list[_KeptPart] = []
-        done = 0
-        for batch, rows in self.with_rows():
-            each: Direction = {}
-            rest: Direction = {}
-            values = each_gradient(self.policy, self.objective, batch, rows, partial(keep, each), rest)
-            each = {name: each[name] for name in self.policy.adapter()}
-            place = slice(done, done := done + len(batch))
-            self.parts.append(_KeptPart(batch, *values, place, each, rest))
-        rewards = Rewards.cat([part.rewards for part in self.parts])
-        self._seen = rewards, torch.cat([part.losses for part in self.parts])
+        super().__post_init__()
+        self.kept = [_KeptPart(part, *each_gradient(self, part, rows)) for part, rows in self.parts]
 
     def __iter__(self) -> Iterator[Part]:
         """No pass."""
-        return iter(self.parts)
+        return iter(self.kept)
 
     def along(self, direction: Direction) -> Tensor:
         """Multiply the kept gradients."""
-        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.each.items()] for p in self.parts]
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.each.items()] for p in self.kept]
         return torch.cat([torch.stack(part).sum(0) for part in dots])
 
 
-def pair_losses(
-    policy: PolicyModel,
-    objective: Objective,
-    batch: PairBatch,
-    rows: Rows | None = None,
-) -> tuple[Rewards, Tensor]:
-    """Return rewards and (N,) losses of pairs with reference log-probabilities; dropped pairs have loss 0."""
-    rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
-    return rewards, _kept(objective, batch, objective(rewards))
-
-
-def rest_losses(objective: SoftLabelDifference, rewards: Rewards, batch: PairBatch) -> Tensor:
-    """Return the (N,) losses without weight under soft labels."""
-    return _kept(objective, batch, objective.rest(rewards))
-
-
-def _kept(objective: Objective, batch: PairBatch, losses: Tensor) -> Tensor:
-    kept = objective.pair_weights(batch.ids)
-    return losses if kept is None else losses * kept.to(losses)
-
-
 def each_gradient(
-    policy: PolicyModel,
-    objective: Objective,
-    batch: PairBatch,
-    rows: Rows,
-    take: Take,
-    rest: Direction | None = None,
-) -> tuple[Rewards, Tensor]:
-    """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
+    pairs: StepPairs, part: PairBatch, rows: Rows, direction: Direction | None = None
+) -> tuple[Rewards, Tensor, Direction, Direction]:
+    """Return each pair's gradient of l_i by parameter, from one forward and one backward pass.
 
-    A layer that is used several times gives as many parts, an unused one zeros. ``rest``, under soft labels,
-    gets the gradient of the sum of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
-    losses, detached. A LoRA layer that does not see whole rows raises UnsupportedLoraError.
+    Args:
+        pairs: those of the step.
+        part: n of them, one of ``parts``.
+        rows: the same laid out.
+        direction: if given, of each gradient only its product with it is kept, (n,) by parameter.
+
+    Returns:
+        Rewards and (n,) l(u), detached; (n, *shape) gradients; and without a direction, under soft labels,
+        the gradient of the sum of l(-u), from a second backward pass.
+
+    Raises:
+        UnsupportedLoraError: a LoRA layer does not see whole rows.
     """
-    parameters, layers = policy.adapter(), policy.lora_layers()
-    tokens, unused = TokensOfPairs(rows.token_pair, len(batch)), set(parameters)
-
-    def take_both(names: tuple[str, str], *gradients: Tensor) -> None:
-        unused.difference_update(names)
-        for name, gradient in zip(names, gradients, strict=True):
-            take(name, gradient)
+    parameters, layers = pairs.policy.adapter(), pairs.policy.lora_layers()
+    tokens = TokensOfPairs(rows.token_pair, len(part))
+    taken = {
+        names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
+        for names in layers
+    }
 
     def backward(losses: Tensor, again: bool = False) -> Direction:
         found = torch.autograd.grad(
@@ -295,20 +229,21 @@ def each_gradient(
 
     try:
         for names, layer in layers.items():
-            layer.per_pair = PerPair(tokens, partial(take_both, names))
+            layer.per_pair = taken[names]
         with torch.enable_grad():
-            rewards, losses = pair_losses(policy, objective, batch, rows)
-            soft = objective if rest is not None and isinstance(objective, SoftLabelDifference) else None
-            backward(losses, again=soft is not None)  # reaches all layers, and returns nothing
-            if rest is not None and soft is not None:
-                tokens.apart = False
-                rest |= backward(rest_losses(soft, rewards, batch))
+            rewards, losses, rest = pairs.forward(part, rows)
+            # Reaches all layers, and returns nothing.
+            backward(losses if rest is None else losses - rest, again=rest is not None)
+            tokens.apart = False
+            gradient_of_rest = {} if rest is None or direction is not None else backward(rest)
     finally:
         for layer in layers.values():
             layer.per_pair = None
-    for name in unused:
-        take(name, parameters[name].new_zeros(len(batch), *shape(parameters[name])))
-    return rewards.detach(), losses.detach()
+    each = {name: g for names, both in taken.items() for name, g in zip(names, both.found, strict=False)}
+    for name in parameters.keys() - each.keys():  # of layers that no token passes
+        size = shape(parameters[name]) if direction is None else ()
+        each[name] = parameters[name].new_zeros(len(part), *size)
+    return rewards.detach(), losses.detach(), each, gradient_of_rest
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

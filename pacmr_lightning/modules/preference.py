@@ -23,8 +23,8 @@ from ..policy.base_model import parameter_count
 from ..policy.model_files import check_savable
 from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
-from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
-from ..weighting import Unweighted, Weighting, Weights
+from ..strategies import check_strategy, set_gradient
+from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
 from .datamodule import datamodule
@@ -239,7 +239,6 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"({type(self.vnet_optimizer).__name__}, {self.vnet_optimizer.param_groups[0]['lr']:g}); "
                 f"one of its updates every {self.weighting.every} policy updates."
             )
-        check_adapter(self.policy.adapter())
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:
             self.weighting.check_sharded()
@@ -308,9 +307,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             fused=True,  # LoRA's many small matrices: a quarter of the time, on a CPU too
         )
         updates = planned_updates(self.trainer)
-        updates_per_epoch = len(datamodule(self.trainer).train_dataloader())
-        self.objective.check_plan(updates, updates_per_epoch)
-        self.weighting.check_plan(updates, updates_per_epoch)
+        self.weighting.check_plan(updates, len(datamodule(self.trainer).train_dataloader()))
         schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -342,13 +339,11 @@ class PreferenceModule(Recorded, TrainedOnly):
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
         inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
         self.outer_values = values or self.outer_values
-        self._observe(pairs, inner)
+        self._observe(train, inner)
         if self.max_grad_norm is not None:
             clip(inner.gradient, self.max_grad_norm)
         set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
-        if batch_idx == 0:
-            check_precision(optimizer, self.policy.adapter(), inner.gradient)
         optimizer.zero_grad()
         self.policy.has_stepped = True
         schedule.step()
@@ -356,7 +351,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and (update + 1) % log_every == 0:
             self._log_training()
-        return {"record": _record(pairs, inner.weights)}
+        u, delta, weights = inner.rewards.u, inner.rewards.delta, inner.weights
+        return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
 
     def _reference(self, batch: PairBatch) -> LogProbs:
         if batch.reference is not None:
@@ -376,11 +372,9 @@ class PreferenceModule(Recorded, TrainedOnly):
             )
         return batch.train[:0]
 
-    def _observe(self, pairs: StepPairs, inner: WeightedGradient) -> None:
+    def _observe(self, train: PairBatch, inner: WeightedGradient) -> None:
         """Check the step's values, and pass them to objective, weighting and metrics."""
-        train, rewards = pairs.batch, pairs.rewards
-        # The logged loss is that of the observed labels, also with soft labels.
-        losses = pairs.losses if pairs.soft is None else self.objective(rewards)
+        rewards, losses = inner.rewards, inner.losses
         check_finite(losses, inner.gradient, train.ids)
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
@@ -543,16 +537,3 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
                 "restore them, or train again in a new folder."
             )
-
-
-def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
-    batch, rewards = pairs.batch, pairs.rewards
-    return PairRecord(
-        ids=batch.ids,
-        u=rewards.u,
-        delta=rewards.delta,
-        weight=weights.g,
-        a=weights.a,
-        b=weights.b,
-        flipped=batch.flipped,
-    )

@@ -3,8 +3,7 @@
 from .base import Objective
 from .flip_rate import CDPO, RDPO, RPOEM, AnnotatorRPOEM, LabelNoiseObjective
 from .grouped import DrDPO
-from .per_pair import DPO, IPO, R3M, HolderDPO
-from .ropo import ROPO
+from .per_pair import DPO, IPO, R3M, ROPO, HolderDPO
 
 __all__ = [
     "CDPO",

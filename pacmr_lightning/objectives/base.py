@@ -17,10 +17,9 @@ class Objective(Recorded, ABC):
     """A preference loss with one value per pair; the weighting multiplies it, the module averages it.
 
     A plain loss needs only ``__call__``. Override other methods to weigh pairs against each other
-    (``grouped``), drop pairs (``pair_weights``) or learn from each step (``observe``). Before training come
-    ``check_pairs``, ``resolve_label_noise`` if "auto", ``load_state_dict`` if resumed, and ``check_plan``; in
-    each step ``__call__`` and ``pair_weights`` several times per micro-batch, then ``observe`` and the
-    group's methods once with all of this rank's pairs.
+    (``grouped``) or learn from each step (``observe``). Before training come ``check_pairs``,
+    ``resolve_label_noise`` if "auto", and ``load_state_dict`` if resumed; in each step ``__call__`` several
+    times per micro-batch, then ``observe`` and the group's methods once with all of this rank's pairs.
 
     Args:
         beta: DPO temperature, which scales log(pi / pi_ref) to implicit rewards; above 0.
@@ -66,10 +65,6 @@ class Objective(Recorded, ABC):
         sum_over_ranks([sums])
         return sums[0] / sums[1]
 
-    def pair_weights(self, ids: list[str]) -> Tensor | None:
-        """Return (N,) fp32 factors of these pairs' losses on the CPU (0 drops a pair); None for all 1."""
-        return None
-
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
         """Observe this rank's N pairs, detached, once per step; state must be the same on all ranks."""
 
@@ -79,9 +74,6 @@ class Objective(Recorded, ABC):
 
     def check_pairs(self, pairs: Any) -> None:
         """Check ``train_pairs`` (of all ranks) before training; raises UserError if they do not fit."""
-
-    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Check the run's length; raises UserError if an option would have no effect."""
 
     def resolve_label_noise(self, rate: float) -> None:
         """Set a ``label_noise`` of "auto"; raises UserError if it is another number or out of range."""

@@ -10,13 +10,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..batch import Segment
 from ..errors import UserError
-from .compiled import allow_recompilations
 from .packed_attention import HALF, VARLEN
 from .token_layout import Layout, Rows
 
 AskedLayout = Literal["auto", "shared", "separate"]
 
-FLEX = "flex_attention"
 PLAIN = ("sdpa", "eager")
 """Plain torch operations, twice differentiable on any device."""
 LAYOUT_NAMES = {
@@ -63,8 +61,6 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
     before = attention_of(model)
     if name == before:
         return
-    if name == FLEX:
-        allow_recompilations()
     model.set_attn_implementation(name)
     if attention_of(model) == before:
         raise ValueError(f"{type(model).__name__} keeps its {before} attention")
@@ -72,7 +68,8 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
 
 def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> None:
     """Check the attention options before anything is loaded."""
-    known = ["auto", "eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if name != VARLEN)]
+    others = [name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if name not in (VARLEN, "flex_attention")]
+    known = ["auto", "eager", *others]
     if attention not in known and "/" not in attention:  # with a slash: a kernel on the Hub
         raise UserError(
             f"attn_implementation is {attention}, but it must be one of {', '.join(known)}, or the Hub id of "

@@ -12,7 +12,7 @@ from ..errors import UserError
 from .lora_layer import PolicyLora
 
 RECOMPILATIONS = 64
-"""Limit per function. FlexAttention needs 8 to 16; past torch's limit of 8 it silently runs slowly."""
+"""Limit per function; past it torch silently runs slowly."""
 
 
 def compile_layers(model: PreTrainedModel) -> None:
@@ -25,15 +25,10 @@ def compile_layers(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(f"{type(model).__name__} has no layers that can be compiled; set compile to false.")
-    allow_recompilations()
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
     for layer in layers:
         own = [module for module in layer.modules() if isinstance(module, PolicyLora)]
         layer.forward = partial(_forward, own, layer.forward, torch.compile(layer.forward, dynamic=True))
-
-
-def allow_recompilations() -> None:
-    """Raise torch's limit on recompilations."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
 
 
 def _forward(

@@ -13,7 +13,7 @@ own, since most of it would vanish in the rounded sum of both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -169,11 +169,24 @@ class TokensOfPairs:
 
 @dataclass(eq=False)
 class PerPair:
-    """Where a layer's backward hands single pairs' gradients, at each use of the layer."""
+    """Single pairs' gradients of a layer's A and B, which its backward adds at each use of the layer.
+
+    Args:
+        tokens: the rows' pairs.
+        direction: (dA, dB); if given, only each gradient's product with it is kept.
+    """
 
     tokens: TokensOfPairs
-    take: Callable[[Tensor, Tensor], None]
-    """Called with the (N, r, in) gradients of A and the (N, out, r) ones of B."""
+    direction: Sequence[Tensor] | None = None
+    found: Sequence[Tensor] = ()
+    """(N, r, in) and (N, out, r), or (N,) twice; empty before the first use."""
+
+    def add(self, *gradients: Tensor) -> None:
+        """Add the gradients of one use."""
+        if self.direction is not None:
+            both = zip(gradients, self.direction, strict=True)
+            gradients = tuple(g.flatten(1) @ d.flatten() for g, d in both)
+        self.found = [a + b for a, b in zip(self.found, gradients, strict=True)] if self.found else gradients
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -254,7 +267,7 @@ class _LoraProduct(torch.autograd.Function):
             gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
         if ctx.per_pair is not None and ctx.per_pair.tokens.apart:
             outer = ctx.per_pair.tokens.outer
-            ctx.per_pair.take(outer(gh, rows), outer(g, h).mul_(ctx.scaling))
+            ctx.per_pair.add(outer(gh, rows), outer(g, h).mul_(ctx.scaling))
         else:
             if ctx.needs_input_grad[2]:
                 ga = product(gh.T, rows)

@@ -1,21 +1,17 @@
-"""Memory that a process may take on its device, and the return of freed memory to the system."""
+"""RAM that a process may take, and the return of freed memory to the system."""
 
 import ctypes
 import sys
 from pathlib import Path
 
 import psutil
-import torch
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Control groups of version 2, by which Slurm and containers limit a process's memory."""
 
 
-def free_memory(device: torch.device) -> int:
-    """Return free bytes of a GPU, with those that torch keeps for reuse; else of RAM."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+def free_memory() -> int:
+    """Return the free bytes of RAM."""
     return min([psutil.virtual_memory().available, *(limit - used for limit, used in _limits())])
 
 

@@ -23,23 +23,20 @@ from ..recorded import Recorded
 from ..strategies.sharding import is_sharded
 from ..waiting import waiting
 from .attention import (
-    FLEX,
     AskedLayout,
     AttentionPlan,
     attention_inputs,
     attention_of,
     check_attention,
     exclude_cudnn,
-    plain_attention,
-    use_attention,
 )
-from .base_model import load_base, plain_model, recompute_activations, weights_digest
+from .base_model import is_adapter, load_base, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .memory import return_freed_memory
-from .merged_adapters import save_with_base
+from .merged_adapters import refuse_to_save
 from .middle_states import middle_states
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
@@ -85,8 +82,8 @@ class PolicyModel(Recorded, nn.Module):
         gradient_checkpointing: recompute activations in backward, for memory. "selective" keeps the base's
             products and attention, and recomputes the rest, such as norms. "auto" recomputes on a GPU, in a
             fit only what a step needs to fit (``modules.micro_batch_finder``).
-        attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
-            "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
+        attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", ...), except
+            "flex_attention"; "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses; on a GPU with a half-precision base all
             pairs are then packed into one row without padding (``varlen_attn``), unless
             ``attn_implementation`` is set. "separate" runs one sequence a row. "auto" is "shared" with SDPA
@@ -191,10 +188,8 @@ class PolicyModel(Recorded, nn.Module):
         }
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
             self._compute_in_base_dtype()
-        if (plain := plain_model(self.name)) != self.name:
-            self.peft.save_pretrained = partial(  # type: ignore[method-assign]
-                save_with_base, self.peft, self.name, plain
-            )
+        if is_adapter(self.name):
+            self.peft.save_pretrained = partial(refuse_to_save, self.name)  # type: ignore[method-assign]
         if self.asks_gradient_checkpointing and not self.model.supports_gradient_checkpointing:
             self.gradient_checkpointing = self.asks_gradient_checkpointing = False
         self._length_limit = choose_by_row(self.model, self.model.config)
@@ -446,13 +441,10 @@ class PolicyModel(Recorded, nn.Module):
     def generate(self, **options: Any) -> Any:
         """Generate with transformers; returns prompt and continuation, or what ``options`` ask for.
 
-        Of the model's ``generation_config`` only special tokens apply. SDPA replaces FlexAttention, which
-        would compile for every length.
+        Of the model's ``generation_config`` only special tokens apply.
         """
-        was_training, own, attention = self.training, self.model.generation_config, self.attention
+        was_training, own = self.training, self.model.generation_config
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        if self.attn_implementation == FLEX:
-            use_attention(self.model, plain_attention(self.model))
         if self.model.device.type == "cpu":
             return_freed_memory()
         self.eval()
@@ -474,6 +466,5 @@ class PolicyModel(Recorded, nn.Module):
                     )
             return self.peft.generate(**options, use_cache=False)
         finally:
-            use_attention(self.model, attention)
             self.model.generation_config = own
             self.train(was_training)

@@ -92,9 +92,7 @@ def merge_rounded(
         UserError: a merged weight is not finite in ``dtype``.
     """
     parameters = sum(p.numel() for p in model.parameters())
-    measured = values is not None and (4 - model.dtype.itemsize) * parameters < free_memory(
-        torch.device("cpu")
-    )
+    measured = values is not None and (4 - model.dtype.itemsize) * parameters < free_memory()
     if measured or dtype != model.dtype:
         model.float()
     with torch.no_grad():

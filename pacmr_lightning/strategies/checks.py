@@ -1,17 +1,9 @@
-"""Checks of strategies and of the adapter's precision."""
+"""Checks of strategies."""
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
-from torch import Tensor, nn
 
 from ..errors import UserError
 from .deepspeed import LoraDeepSpeedStrategy
-
-FULL = (torch.float32, torch.float64)
-"""Precisions that keep small updates."""
 
 
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
@@ -43,29 +35,3 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
             f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
             "set trainer.strategy to auto or ddp, or quantization to null."
         )
-
-
-def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise UserError if the trainer's precision cast a trained parameter to half precision."""
-    for name, parameter in parameters.items():
-        if parameter.dtype not in FULL:
-            raise UserError(
-                f"The adapter's {name} is {parameter.dtype}, which rounds small updates away; leave "
-                "trainer.precision at 32-true and set the policy's dtype, the base's, to bfloat16."
-            )
-
-
-def check_precision(
-    optimizer: Any, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
-) -> None:
-    """Assert that parameters, gradient and state of a stepped optimizer are in fp32, by parameter name."""
-    # DeepSpeed's wraps torch's.
-    base = getattr(optimizer.optimizer, "optimizer", optimizer.optimizer)
-    states = {
-        f"the optimizer's {key}": value
-        for state in base.state.values()
-        for key, value in state.items()
-        if torch.is_tensor(value)
-    }
-    for name, tensor in {**parameters, **gradient, **states}.items():
-        assert tensor.dtype in FULL, f"{name} is {tensor.dtype}, not fp32"

@@ -6,7 +6,7 @@ flows through a weight. Line 1 is the loop over updates, and line 6 the datamodu
 line 12 alone, with weights of 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,10 @@ class WeightedGradient:
     """
 
     gradient: Direction
+    rewards: Rewards
+    """Rewards of this rank's pairs, detached."""
+    losses: Tensor
+    """(n,) l of this rank's pairs under the observed labels, detached."""
     weights: Weights
     """Weights of this rank's pairs, before division by their mean."""
     mean_weight: Tensor
@@ -68,17 +72,21 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
     sum_over_ranks([total])  # N
-    group = None
-    if objective.grouped and len(pairs.micro_batches()) > 1:
+    groups: Sequence[Tensor | None] = [None] * len(pairs.parts)
+    if objective.grouped and len(pairs.parts) > 1:
         assert not isinstance(pairs.micro_batch_size, TokenBudget), "the module refuses it"
-        group = objective.group_weights(pairs.losses, pairs.micro_batch_size)
+        group = objective.group_weights(pairs.weighted_losses(), pairs.micro_batch_size)
+        if group is not None:
+            groups = group.split([len(part) for part, _ in pairs.parts])
 
-    gradient, parts = zeros(pairs.policy.adapter()), []
-    for part in pairs:  # lines 2, 3: u_i, Delta_i and l_i at omega, by micro-batch
+    gradient, rewards, losses, parts = zeros(pairs.policy.adapter()), [], [], []
+    for part, group in zip(pairs, groups, strict=True):  # lines 2, 3: u_i, Delta_i, l_i at omega
+        rewards.append(part.rewards)
+        losses.append(part.losses)
         parts.append(weighting.weights(part.rewards, part.batch))  # line 4: g_i
         factors: Tensor | None = parts[-1].g / total
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(part.losses) if group is None else group[part.place]
+            factors = objective.group_weights(part.losses) if group is None else group
         assert factors is not None, "a grouped objective has weights"
         part.add_gradient(gradient, factors, total)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
@@ -88,7 +96,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     sum_over_ranks([mean])
     if weighting.mean_one:
         torch._foreach_div_(list(gradient.values()), mean)
-    return WeightedGradient(gradient, weights, mean, total)
+    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), weights, mean, total)
 
 
 def update_vnet(
@@ -140,14 +148,8 @@ def update_vnet(
         metrics["meta/estimator_error"] = relative_error(estimator, c, pairs.along(found.d_meta))
     clipped = estimator.clipped(c)
     metrics |= coefficient_metrics(c, clipped, inner.total)
-    # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta.
-    _step_theta(weighting, inner, inputs(pairs.rewards, pairs.batch), factor * clipped)
-    return True, metrics
-
-
-def _step_theta(weighting: Weighting, inner: WeightedGradient, inputs: list[Tensor], c: Tensor) -> None:
-    """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from VNet's inputs and (N,) coefficients c."""
-    vnet, optimizer = weighting.vnet, weighting.vnet_optimizer
+    # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.
+    vnet, optimizer, c = weighting.vnet, weighting.vnet_optimizer, factor * clipped
     assert vnet is not None and optimizer is not None
     if weighting.mean_one:
         # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
@@ -157,7 +159,8 @@ def _step_theta(weighting: Weighting, inner: WeightedGradient, inputs: list[Tens
         c = (c - weighted / inner.mean_weight) / inner.mean_weight
     optimizer.zero_grad()
     with torch.enable_grad():
-        g, _, _ = vnet(*inputs)
+        g, _, _ = vnet(*inputs(inner.rewards, pairs.batch))
         (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
     sum_over_ranks([p.grad for p in vnet.parameters() if p.grad is not None])
     optimizer.step()
+    return True, metrics

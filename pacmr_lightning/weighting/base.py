@@ -112,9 +112,9 @@ class Weighting(Recorded, ABC):
 
         Args:
             pairs: this rank's N train pairs at omega, with the objective and the policy, which must not
-                change. ``rewards`` and ``losses`` are detached (N,) values, ``weighted(factors)`` is the
-                gradient of the weighted sum of losses over all ranks, ``along(direction)`` the (N,) products
-                of each pair's gradient with a direction.
+                change. ``algorithm_1.weighted_gradient`` has their rewards, losses and the weighted gradient
+                over all ranks, ``pairs.along(direction)`` the (N,) products of each pair's gradient with a
+                direction.
             meta: this rank's meta-batch of M pairs, none without ``needs_meta``;
                 ``policy.reference_log_probs(meta)`` are their reference's. ``meta.augmented`` are training
                 pairs under augmented prompts, else None. Run at most ``pairs.micro_batch_size`` of them at

@@ -110,8 +110,6 @@ class VNetWeighting(Weighting):
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
             self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
-        self.floor = floor
-        self.max_slope = max_slope
         self.start_slope = start_slope
         self.start_offset = start_offset
         self.mean_one = mean_one
@@ -120,6 +118,16 @@ class VNetWeighting(Weighting):
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
         self.updates = 0
         self.skipped = 0
+
+    @property
+    def floor(self) -> float:
+        """VNet's smallest weight."""
+        return self.vnet.floor
+
+    @property
+    def max_slope(self) -> float | None:
+        """VNet's largest slope."""
+        return self.vnet.max_slope
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the start offset if it is "auto"."""

@@ -7,7 +7,6 @@ import torch
 
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.objectives import DPO, IPO, R3M, ROPO, HolderDPO
-from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.rewards import Rewards
 
 
@@ -38,9 +37,9 @@ S = torch.linspace(-2.5, 2.5, 11, dtype=torch.float64)
 def two_outcomes(u, q, first, second, objective=None):
     """Section 3 of Qu et al.: the first outcome is observed with probability q, its label has probability
     ``first``; the second with 1 - q, its own has ``second``. The loss over both, with soft labels."""
-    difference = SoftLabelDifference(objective or DPO(1.0))
+    objective = objective or DPO(1.0)
     both = (q, rewards_of(u), first), (1 - q, rewards_of(-u), second)
-    return sum(share * (difference.rest(r) + p * difference(r)) for share, r, p in both)
+    return sum(share * (p * objective(r) + (1 - p) * objective(r.exchanged())) for share, r, p in both)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.4])

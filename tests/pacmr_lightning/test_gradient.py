@@ -24,12 +24,6 @@ def losses(parameters):
     yield (a @ b).exp().sum() * c[0]
 
 
-def test_zeros(parameters):
-    found = zeros(parameters)
-    assert [v.shape for v in found.values()] == [p.shape for p in parameters.values()]
-    assert float(norm(found)) == 0
-
-
 @pytest.mark.parametrize("share", [0.1, 10.0])
 def test_norm_and_clip(parameters, share):
     found = zeros(parameters)

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from pacmr_lightning.gradient import Direction, norm
 from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
-from pacmr_lightning.meta_gradient.step_pairs import pair_losses
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 
 
 class OneSidedDifference(MetaGradientEstimator):
-    """[l_i(omega + eps d / norm(d)) - l_i(omega)] norm(d) / eps: one forward pass, half of the central one's.
+    """[l_i(omega + eps d / norm(d)) - l_i(omega)] norm(d) / eps, from two forward passes.
 
     Args:
         epsilon: length of the step.
@@ -27,9 +26,9 @@ class OneSidedDifference(MetaGradientEstimator):
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients."""
         step = self.epsilon / float(norm(direction))
+        before = pairs.weighted_losses()
         with shifted(pairs.policy, direction, step):
-            parts = [pair_losses(pairs.policy, pairs.objective, part)[1] for part in pairs.micro_batches()]
-        return (torch.cat(parts) - pairs.losses) / step
+            return (pairs.weighted_losses() - before) / step
 
     def clipped(self, coefficients: Tensor) -> Tensor:
         """Squashed smoothly, so that the order of the largest stays."""

@@ -1,10 +1,10 @@
-"""Objectives that use what else ``Objective`` offers: state, dropped pairs, the noise rate, groups."""
+"""Objectives that use what else ``Objective`` offers: state, the noise rate, groups."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
@@ -15,7 +15,7 @@ from .objective import SLiC
 
 
 class SmallLoss(SLiC):
-    """The hinge loss of all pairs but those of the largest loss, after ``warm_up`` updates."""
+    """The hinge loss; after ``warm_up`` updates without the share ``label_noise`` of the largest losses."""
 
     warm_up = 2
 
@@ -34,19 +34,20 @@ class SmallLoss(SLiC):
         if len(pairs) < 16:
             raise UserError(f"SmallLoss compares the losses of pairs, but there are {len(pairs)}; give more.")
 
-    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        if updates <= self.warm_up:
-            raise UserError(f"warm_up is {self.warm_up}, but the run has {updates} updates; make it shorter.")
+    def __call__(self, rewards: Rewards) -> Tensor:
+        losses = super().__call__(rewards)
+        return losses * (losses.detach() <= self.limit())
 
-    def pair_weights(self, ids: list[str]) -> Tensor | None:
+    def limit(self) -> float:
+        """Return the largest loss that counts."""
         if self.updates < self.warm_up:
-            return None
-        worst_first = sorted(self.last_loss, key=lambda name: (-self.last_loss[name], name))
-        dropped = set(worst_first[: round(self.label_noise * len(worst_first))])
-        return torch.tensor([0.0 if name in dropped else 1.0 for name in ids])
+            return math.inf
+        rising = sorted(self.last_loss.values())
+        return rising[round((1 - self.label_noise) * (len(rising) - 1))]
 
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        self.last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
+        losses = super().__call__(rewards).tolist()
+        self.last_loss.update(on_all_ranks(list(zip(ids, losses, strict=True))))
         self.updates += 1
 
     def learned(self) -> dict[str, float]:

@@ -49,12 +49,12 @@ class ConsensusWeights(Weighting):
     ) -> dict[str, Tensor]:
         """One step of the slope towards pairs that agree with the weighted gradient."""
         self.scale = self._mean_size(pairs, meta)
-        # Over all ranks; pairs.along and pairs.rewards are those of this rank.
-        consensus = weighted_gradient(pairs, self).gradient
-        agreement = pairs.along(consensus)
+        consensus = weighted_gradient(pairs, self)
+        # The gradient is over all ranks; its products and the rewards are this rank's.
+        agreement = pairs.along(consensus.gradient)
         self.optimizer.zero_grad()
         with torch.enable_grad():
-            (-agreement * self._belief(pairs.rewards.u)).sum().backward()
+            (-agreement * self._belief(consensus.rewards.u)).sum().backward()
         sum_over_ranks([self.slope.grad])  # so that the slope stays the same on all ranks
         self.optimizer.step()
         return {"consensus/slope": self.slope.detach().clone(), "consensus/scale": self.scale}

@@ -14,7 +14,7 @@ from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedSt
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 BETA = 0.7
@@ -44,15 +44,23 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
         {"layout": "packed", "gradient_checkpointing": True},
     ],
 )
-@pytest.mark.parametrize("micro_batch_size", [None, 4, TokenBudget(50)])
-def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
+@pytest.mark.parametrize(
+    ("form", "micro_batch_size"),
+    [
+        *((KeptStepPairs, n) for n in (None, 4, TokenBudget(50))),
+        (RecomputedStepPairs, None),
+        (RecomputedStepPairs, 2),
+    ],
+)
+def test_equal_to_a_pass_a_pair(name, options, form, micro_batch_size, setting):
     policy, batch = setting(name, **options)
-    found = KeptStepPairs(policy, DPO(BETA), batch, micro_batch_size)
+    found = form(policy, DPO(BETA), batch, micro_batch_size)
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     weighted, along = zeros(policy.adapter()), found.along(direction)
-    for part in found:
-        part.add_gradient(weighted, factors[part.place], torch.ones(()))
+    sizes = [len(part) for part, _ in found.parts]
+    for part, some in zip(found, factors.split(sizes), strict=True):
+        part.add_gradient(weighted, some, torch.ones(()))
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)
@@ -62,10 +70,28 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     for a, b in zip(weighted.values(), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     truth = Rewards.of(policy.log_probs(batch), batch, BETA)
-    torch.testing.assert_close(found.rewards.u, truth.u.detach())
-    torch.testing.assert_close(found.losses, DPO(BETA)(truth).detach())
-    assert not found.losses.requires_grad and all(p.grad is None for p in policy.parameters())
-    assert all(layer.per_pair is None for layer in policy.lora_layers().values())
+    inner = weighted_gradient(found, Unweighted())
+    torch.testing.assert_close(inner.rewards.u, truth.u.detach())
+    torch.testing.assert_close(inner.losses, DPO(BETA)(truth).detach())
+    assert not inner.losses.requires_grad and all(p.grad is None for p in policy.parameters())
+    assert all(layer.per_pair is layer.shift is None for layer in policy.lora_layers().values())
+
+
+def test_central_difference(setting):
+    """Scale-free to 1e-5; the error of a raw step falls with its square."""
+    policy, batch = setting()
+    torch.manual_seed(3)
+    direction = {key: 0.1 * torch.randn_like(p) for key, p in policy.adapter().items()}
+    pairs = RecomputedStepPairs(policy, DPO(BETA), batch, 2)
+    exact = pairs.along(direction)
+    relative = CentralDifference(epsilon=1e-4, relative=True)
+    found = relative.coefficients(pairs, direction)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-8)
+    scaled = relative.coefficients(pairs, {key: 1000 * d for key, d in direction.items()})
+    torch.testing.assert_close(scaled / 1000, found, rtol=1e-9, atol=1e-12)
+    raw = [CentralDifference(epsilon).coefficients(pairs, direction) for epsilon in (4e-3, 2e-3, 1e-3)]
+    errors = [(c - exact).norm() for c in raw]
+    assert 3.5 < errors[0] / errors[1] < 4.5 and 3.5 < errors[1] / errors[2] < 4.5
 
 
 @pytest.mark.parametrize("mean_one", [False, True])

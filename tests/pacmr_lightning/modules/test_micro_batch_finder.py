@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from torch.nn.modules.module import register_module_forward_pre_hook
-from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pacmr_lightning import cli
@@ -262,43 +262,6 @@ def test_parts_of_a_model_are_tried_up_to_what_one_pair_shows(gpu):
         tried.clear()
         found = first_that_fits(ways, lambda way, p=per_pair: step(way, p), CPU, sharded=True)
         assert tried == sizes and found.way.size == sizes[-1]
-
-
-def dynamic(folder, tiny_llama):
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    tiny_llama(folder, rope_parameters=rope, max_position_embeddings=512)
-
-
-def experts(folder, tiny_llama):
-    tiny_llama(folder)
-    shape = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    config = MixtralConfig(**shape, num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)
-    MixtralForCausalLM(config).save_pretrained(folder)
-
-
-@pytest.mark.parametrize("tried", [True, False])
-@pytest.mark.parametrize("make", [dynamic, experts])
-def test_models_whose_memory_is_hard_to_calculate(make, tried, request, fit, tiny_llama):
-    """Rotary frequencies that depend on the length, and LoRA on a mixture of experts; on a CPU, too."""
-    if tried:
-        request.getfixturevalue("gpu").per_row = 30
-    make("model", tiny_llama)
-    options, state, _ = fit("run")
-    assert choice(options) == ((2, False) if tried else (4, False))
-    assert max(float(v.abs().max()) for name, v in state.items() if "lora_B" in name) > 0
-
-
-def test_a_wrong_target_is_one_sentence(fit, capsys):
-    files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
-    words = f"{files} --model.micro_batch_size auto --trainer.default_root_dir run"
-    words += " --model.policy.gradient_checkpointing auto --model.policy.target_modules [query_key_value]"
-    assert "query_key_value" in fails(capsys, short_fit("model", words))
-    assert not Path("run").exists()
-    words = """fit --config sft --model.model model --data.tokenizer model --data.source.train rows.jsonl
-        --model.lora.target_modules [query_key_value] --trainer.default_root_dir run
-        --trainer.accelerator cpu"""
-    write_lines("rows.jsonl", [{"prompt": f"Name {i}.", "completion": " It is blue."} for i in range(24)])
-    assert "query_key_value" in fails(capsys, words.split())
 
 
 def test_a_model_that_cannot_recompute(tiny_llama, tmp_path, monkeypatch):

@@ -22,11 +22,6 @@ def test_a_file_is_known_by_its_content(tmp_path):
         check_options(saved, flat_options("weighting", AuditedWeights(str(moved))), 3)
 
 
-def test_sequences_are_plain_values():
-    assert flat_options("betas", (0.9, 0.95)) == flat_options("betas", [0.9, 0.95])
-    assert flat_options("", {"b": {"c": 1}, "a": {"z", "y"}}) == {"b.c": 1, "a": ["y", "z"]}
-
-
 def test_a_shorter_run_than_the_checkpoint_is_told(caplog):
     caplog.set_level("INFO")
     check_options({"planned updates": 5}, {"planned updates": 6}, 5)

@@ -21,7 +21,7 @@ from scipy.special import expit
 from pacmr_lightning import objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import add_gradient, zeros
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import (
     CDPO,
     DPO,
@@ -36,6 +36,8 @@ from pacmr_lightning.objectives import (
     Objective,
 )
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import Unweighted
+from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 PROPERTY = settings(max_examples=60)
 REAL = st.floats(-30, 30)
@@ -268,7 +270,7 @@ OPTIONS |= {(member, "beta"): ((0.1, 0.5), (0.0, -1.0, NAN, INF)) for member in 
 
 
 def effect(objective: Objective) -> list:
-    """What a step sees of an objective: losses, group weights, and after two observed steps pair weights."""
+    """What a step sees of an objective: losses and group weights, also after two observed steps."""
     rewards = Rewards(
         LogProbs(torch.tensor([1.0, -9.0, 0.5, -2.0]), torch.zeros(4)),
         LogProbs(torch.zeros(4), torch.zeros(4)),
@@ -280,11 +282,9 @@ def effect(objective: Objective) -> list:
     found = []
     for _ in range(2):
         losses = objective(rewards)
-        group, kept = objective.group_weights(losses, 2), objective.pair_weights(ids)
-        found += [x.tolist() for x in (losses, group, kept) if x is not None]
+        found += [x.tolist() for x in (losses, objective.group_weights(losses, 2)) if x is not None]
         objective.observe(rewards, ids)
-    kept = objective.pair_weights(ids)
-    return [*found, None if kept is None else kept.tolist()]
+    return [*found, objective(rewards).tolist()]
 
 
 @pytest.mark.parametrize(("cls", "option"), list(OPTIONS), ids=lambda x: getattr(x, "__name__", x))
@@ -303,12 +303,6 @@ def test_every_option_has_an_effect_and_a_range(cls, option):
 def test_no_option_is_forgotten():
     assert len(CLASSES) == 10
     assert {(c, o) for c in CLASSES for o in inspect.signature(c).parameters} == set(OPTIONS)
-
-
-def test_sentences_of_ranges():
-    for make, said in ((lambda: CDPO(label_noise=0.5), r"label_noise is 0\.5, but CDPO"),):
-        with pytest.raises(UserError, match=said):
-            make()
 
 
 # Label noise that the data knows.
@@ -376,23 +370,6 @@ def closed_formula(losses: torch.Tensor, beta_prime: float) -> torch.Tensor:
     return -beta_prime * torch.log(torch.mean(torch.exp(-losses / beta_prime)))
 
 
-def cut_gradient(objective, policy, batch, size):
-    """As a module does it: all losses without gradient, their weights, then micro-batch after micro-batch."""
-
-    def losses_of(part):
-        return objective(Rewards.of(policy.log_probs(part), part, objective.beta))
-
-    with torch.no_grad():
-        losses = torch.cat([losses_of(part) for part in batch.micro_batches(size)])
-    weights = objective.group_weights(losses, size)
-    pieces = weights.split(size or len(batch))
-    parts = zip(pieces, batch.micro_batches(size), strict=True)
-    gradient = zeros(policy.adapter())
-    for w, part in parts:
-        add_gradient(gradient, policy.adapter(), (w * losses_of(part)).sum())
-    return losses, weights, gradient
-
-
 @pytest.mark.parametrize("beta_prime", [0.05, 1.0])
 @pytest.mark.parametrize("group", ["batch", "micro_batch"])
 @pytest.mark.parametrize("size", [None, 1, 2, 4, 6])
@@ -406,10 +383,11 @@ def test_drdpo_gradient(beta_prime, group, size, make_policy, make_batch):
     value = sum(len(p) / 6 * closed_formula(p, beta_prime) for p in pieces)
     expected = torch.autograd.grad(value, list(policy.adapter().values()))
 
-    losses, weights, found = cut_gradient(objective, policy, batch, size)
+    found = weighted_gradient(RecomputedStepPairs(policy, objective, batch, size), Unweighted())
+    torch.testing.assert_close([*found.gradient.values()], [*expected], rtol=1e-9, atol=1e-12)
+    losses, weights = found.losses, objective.group_weights(found.losses, size)
     assert weights.sum().item() == pytest.approx(1)
     torch.testing.assert_close(objective.group_value(losses, size), value.detach())
-    torch.testing.assert_close([*found.values()], [*expected], rtol=1e-9, atol=1e-12)
     if group == "batch":
         torch.testing.assert_close(weights, (-losses / beta_prime).softmax(0))
     elif size == 1:  # a group of one pair is DPO

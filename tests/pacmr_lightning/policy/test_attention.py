@@ -1,21 +1,18 @@
-"""FlexAttention and FlashAttention against SDPA, the choice between them, and what is refused.
+"""FlashAttention against SDPA, the choice between attentions, and what is refused.
 
-Both are for GPUs. FlexAttention runs here without its compiler, in the plain code that torch has for it, of
-which the same masks are asked; FlashAttention's kernel is stood in for by SDPA on one sequence at a time,
-behind transformers' own code for it.
+FlashAttention's kernel, for GPUs, is stood in for by SDPA on one sequence at a time, behind transformers' own
+code for it.
 """
 
 import collections
 import functools
 import logging
 import warnings
-from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import modeling_flash_attention_utils
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
@@ -26,14 +23,6 @@ from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.policy.token_layout import rows_of, separate_rows
 
 GPU = torch.device("cuda")
-
-
-@pytest.fixture
-def flex_on_cpu(monkeypatch):
-    """FlexAttention as plain code, with a gradient, which torch refuses on CPUs for its compiled one."""
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @pytest.fixture
@@ -96,69 +85,12 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "multiple"),
-    [*((n, 1) for n in ("llama", "qwen2", "qwen3", "qwen2-mixed", "mistral")), ("qwen2-mixed", 64)],
-)
-def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
-    """On rows padded to a multiple too, as they are on a GPU."""
-    monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: multiple)
-    check(make_policy(name), make_batch(), "flex_attention", ["separate", "plain"])
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     policy, batch = make_policy(name), make_batch()
     check(policy, batch, "flash_attention_2", ["separate", "plain"])
     lengths = separate_rows(batch).real.sum(1).tolist()
     assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
-
-
-def refused(policy, batch, *warned):
-    """The self-check passes over each of the layouts, and then refuses the attention."""
-    with ExitStack() as stack:
-        for words in warned:
-            stack.enter_context(pytest.warns(UserWarning, match=words))
-        error = r"No layout .* with flex_attention attention .*attn_implementation to auto"
-        stack.enter_context(pytest.raises(UserError, match=error))
-        policy.log_probs(batch)
-
-
-def test_gradient_of_flex_attention_is_checked(make_policy, make_batch):
-    """Nothing is patched here: torch has no gradient of FlexAttention on CPUs."""
-    why = ".*does not support backward on CPU"
-    with torch.compiler.set_stance("force_eager"):
-        policy = make_policy(attn_implementation="flex_attention")
-        refused(policy, make_batch(), f"one sequence a row {why}")
-
-
-def test_a_wrong_gradient_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
-    right = ALL_ATTENTION_FUNCTIONS["flex_attention"]
-
-    def wrong(module, query, key, value, *arguments, **options):
-        return right(module, query.detach(), key, value, *arguments, **options)
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flex_attention", wrong)
-    refused(make_policy(attn_implementation="flex_attention"), make_batch(), "its gradient is .*% off")
-
-
-def test_a_wrong_gradient_of_sdpa_is_found(make_policy, make_batch, monkeypatch):
-    """Which kernel SDPA takes is the device's choice. Here the one for causal rows is right, and the one for
-    masks is not; the judge runs neither."""
-    right = F.scaled_dot_product_attention
-
-    def wrong(query, key, value, attn_mask=None, **options):
-        fast = torch.backends.cuda.flash_sdp_enabled()
-        masked = attn_mask is not None and attn_mask.dtype != torch.bool
-        return right(query.detach() if fast and masked else query, key, value, attn_mask, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
-    policy = make_policy()
-    with pytest.warns(
-        UserWarning, match="a shared prompt .*its gradient is .*% off.; falling back to one sequence"
-    ):
-        policy.log_probs(make_batch())
-    assert policy._plan == AttentionPlan("sdpa", "separate")
 
 
 def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
@@ -220,7 +152,6 @@ def test_unasked(layout, make_policy, make_batch, caplog):
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
 PACKED = AttentionPlan(VARLEN, "packed")
-FLEX = [AttentionPlan("flex_attention", layout) for layout in ("separate", "plain")]
 FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
 
 
@@ -233,8 +164,6 @@ FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "
         ("llama", {"dtype": "float32"}, SDPA),
         ("llama", {"dtype": "bfloat16", "layout": "separate"}, SDPA[1:]),
         ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, SDPA),
-        ("llama", {"attn_implementation": "flex_attention"}, FLEX),
-        ("llama", {"attn_implementation": "flex_attention", "layout": "separate"}, FLEX),
     ],
 )
 def test_what_is_tried_on_a_gpu(name, options, expected, make_policy):
@@ -257,6 +186,8 @@ def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
     [
         ({}, "base is float32; set dtype to bfloat16"),
         ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
+        ({"attn_implementation": "flex_attention"}, "is flex_attention, but it must be one of auto, eager"),
+        ({"attn_implementation": VARLEN}, "is varlen, but it must be one of auto, eager"),
         ({"dtype": "bfloat16", "layout": "shared"}, "does not take the mask of the layout shared"),
     ],
 )
@@ -265,18 +196,12 @@ def test_wrong_choices(options, message):
         PolicyModel("unused", **{"attn_implementation": "flash_attention_2", **options})
 
 
-def test_a_model_without_flex_attention(make_policy):
-    message = "GPT2LMHeadModel does not support .*flex_attention; or set attn_implementation to sdpa or auto"
-    with pytest.raises(UserError, match=message):
-        make_policy("gpt2", attn_implementation="flex_attention")
-
-
-def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
+def test_the_check_in_inference_mode(make_policy, make_batch):
     """Lightning validates in it."""
-    policy = make_policy(attn_implementation="flex_attention")
+    policy = make_policy()
     with torch.inference_mode():
         policy.log_probs(make_batch())
-    assert policy._plan == AttentionPlan("flex_attention", "separate")
+    assert policy._plan == SDPA[0]
 
 
 @pytest.fixture
@@ -302,14 +227,3 @@ def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):
     assert forward and len(seen) == 2 * forward
     policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
     assert len(seen) > 2 * forward and set(seen) == {(False, True)}
-
-
-def test_generation_leaves_flex_attention(flex_on_cpu, make_policy, make_batch):
-    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch(1)
-    policy.log_probs(batch)
-    seen = []
-    policy.model.register_forward_pre_hook(lambda *_: seen.append(policy.attention))
-    prompt = batch.input_ids[:, :4]
-    found = policy.generate(input_ids=prompt, max_new_tokens=3, do_sample=False)
-    assert set(seen) == {"sdpa"} and policy.attention == "flex_attention"
-    assert found.shape[1] > prompt.shape[1]

@@ -46,6 +46,10 @@ def test_an_alpha_that_switches_the_adapter_off(alpha):
         ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
         ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` specified but will be ignored"),
         ({"bias": "some"}, "Requested bias: some, is not implemented"),
+        ({"use_dora": True}, "The LoRA variant Dora"),
+        ({"lora_bias": True}, "`lora_bias=True` was passed but the targeted layer"),
+        ({"modules_to_save": ["lm_head"]}, "is trainable but is no LoRA linear's weight"),
+        ({"init_lora_weights": False}, "does not start as the identity"),
     ],
 )
 def test_options_without_effect(options, message, save_model):

@@ -1,7 +1,5 @@
 """The policy's LoRA layer against PEFT's and float64: values, gradients, single pairs', shifts and bf16."""
 
-import copy
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
@@ -46,6 +44,11 @@ def gradient(pairs) -> dict[str, torch.Tensor]:
     return weighted_gradient(pairs, Unweighted()).gradient
 
 
+def u_and_gradient(pairs) -> list[torch.Tensor]:
+    found = weighted_gradient(pairs, Unweighted())
+    return [found.rewards.u, flat(found.gradient.values())]
+
+
 def vnet_gradient(policy, pairs, meta) -> torch.Tensor:
     torch.manual_seed(0)
     weighting = VNetWeighting(SoftPromptConsistency(), GhostDotProduct(clip=None), virtual_lr=1e-2)
@@ -68,8 +71,8 @@ def test_an_fp32_base_gives_the_same_bits(name, make_policy, make_batch):
         policy = make_policy(name, lora_compute_dtype=way)
         assert not any(layer.compute_dtype for layer in policy.lora_layers().values())
         pairs = step_pairs(policy, batch, KeptStepPairs)
-        parts = [pairs.rewards.u, vnet_gradient(policy, pairs, meta), pairs.along(random_direction(policy))]
-        found.append([*parts, *gradient(pairs).values(), *gradient(step_pairs(policy, batch)).values()])
+        parts = [vnet_gradient(policy, pairs, meta), pairs.along(random_direction(policy))]
+        found.append([*parts, *u_and_gradient(pairs), *u_and_gradient(step_pairs(policy, batch))])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -85,8 +88,7 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
         g = torch.randn(2, 1, 7, layer.out_features, dtype=torch.float64)
         y, peft = layer(x), type(layer).__mro__[2].forward(layer, x)
         torch.testing.assert_close(y, peft)
-        taken = []
-        layer.per_pair = PerPair(tokens, lambda *found, taken=taken: taken.append(found))
+        taken = layer.per_pair = PerPair(tokens)
         by_pair = layer(x)
         layer.per_pair = None
         for each in g:
@@ -96,17 +98,17 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
             alone = torch.autograd.grad(by_pair, [x, a, b], each, retain_graph=True, allow_unused=True)
             torch.testing.assert_close(alone[0], truth[0])
             assert alone[1:] == (None, None)
-            torch.testing.assert_close(tuple(part.sum(0) for part in taken.pop()), truth[1:])
+            torch.testing.assert_close(tuple(part.sum(0) for part in taken.found), truth[1:])
             for pair in range(3):
                 only = each * (tokens.owner == pair)[..., None]
                 truth = torch.autograd.grad(peft, [a, b], only, retain_graph=True)
-                torch.autograd.grad(by_pair, x, each, retain_graph=True)
-                torch.testing.assert_close(tuple(part[pair] for part in taken.pop()), truth)
+                torch.testing.assert_close(tuple(part[pair] for part in taken.found), truth)
+            taken.found = ()
     assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
 
 
 def test_a_layer_that_is_used_twice(make_policy):
-    """As tied layers are: each use hands out its part, and an output may be the next input."""
+    """As tied layers are: each use adds its part, also to products, and an output may be the next input."""
     layer = next(iter(make_policy(double=True, target_modules=["q_proj"]).lora_layers().values()))
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     torch.manual_seed(0)
@@ -115,18 +117,18 @@ def test_a_layer_that_is_used_twice(make_policy):
     def peft(x):
         return layer.base_layer(x) + layer.scaling["default"] * (x @ a.T @ b.T)
 
-    layer.per_pair = PerPair(
-        TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2), lambda *found: taken.append(found)
-    )
-    taken = []
-    y = layer(layer(x))
-    torch.testing.assert_close(y, peft(peft(x)))
-    y.backward(g)
-    assert len(taken) == 2 and a.grad is b.grad is None
-    for pair in range(2):
-        truth = torch.autograd.grad(peft(peft(x[pair])), [a, b], g[pair])
-        found = [sum(part[pair] for part in parts) for parts in zip(*taken, strict=True)]
-        torch.testing.assert_close(found, [*truth])
+    tokens = TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2)
+    for along in (None, (torch.randn_like(a), torch.randn_like(b))):
+        taken = layer.per_pair = PerPair(tokens, along)
+        y = layer(layer(x))
+        torch.testing.assert_close(y, peft(peft(x)))
+        y.backward(g)
+        assert a.grad is b.grad is None
+        for pair in range(2):
+            truth = torch.autograd.grad(peft(peft(x[pair])), [a, b], g[pair])
+            if along is not None:
+                truth = [(part * d).sum() for part, d in zip(truth, along, strict=True)]
+            torch.testing.assert_close([part[pair] for part in taken.found], [*truth])
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
@@ -197,10 +199,9 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
                 length = flat(along.values()).norm()
             d = {name: (along[name] / length).to(p) for name, p in policy.adapter().items()}
             pairs = step_pairs(policy, batch)
-            parts = [pairs.rewards.u, flat(gradient(pairs).values()), vnet_gradient(policy, pairs, meta)]
+            parts = [*u_and_gradient(pairs), vnet_gradient(policy, pairs, meta)]
             with shifted(policy, d, -0.1):
-                moved = step_pairs(policy, batch)
-                parts += [moved.rewards.u, flat(gradient(moved).values())]
+                parts += u_and_gradient(step_pairs(policy, batch))
             parts += [pairs.along(d), CentralDifference(0.1).coefficients(pairs, d)]
             found[way].append([part.double() for part in parts])
     truth = found["exact"]
@@ -215,25 +216,10 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
     assert float(ratios.max()) < FACTOR, ratios
 
 
-def test_the_central_difference_is_as_good(make_policy, make_batch):
-    """The central difference has as much of its c as under PEFT's way."""
-    policy, batch = make_policy(**HALF), make_batch()
-    pairs = step_pairs(policy, batch)
-    direction = random_direction(policy)
-    exact = copy.deepcopy(policy).double()
-    truth = step_pairs(exact, batch).along({n: d.double() for n, d in direction.items()})
-    noise = {}
-    for step in (0.3, 0.03):
-        error = off(CentralDifference(step).coefficients(pairs, direction).double(), truth)
-        peft = make_policy(**PEFT)
-        own = off(CentralDifference(step).coefficients(step_pairs(peft, batch), direction).double(), truth)
-        noise[step] = error, own
-    assert all(error < 2 * own for error, own in noise.values())
-
-
-def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(make_policy):
+@pytest.mark.parametrize("options", [HALF, PEFT])
+def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(options, make_policy):
     """By 1e-4 of the weights, a fortieth of bf16's spacing; of the rounded sum little would be left."""
-    policy, scale = make_policy(**HALF), 1e-4
+    policy, scale = make_policy(**options), 1e-4
     names, layer = next(iter(policy.lora_layers().items()))
     torch.manual_seed(0)
     x = torch.randn(20_000, layer.in_features).bfloat16()

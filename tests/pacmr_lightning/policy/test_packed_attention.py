@@ -1,4 +1,4 @@
-"""Packed pairs with shared prompts: equal to separate sequences, and where they are taken or refused.
+"""Packed pairs with shared prompts: where they are taken or refused; test_logprobs.py has their values.
 
 ``varlen_attn`` runs on GPUs only. Here SDPA runs each sequence; what the kernel is called with is checked on
 tensors without contents.
@@ -13,36 +13,16 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from pacmr_lightning.batch import PairBatch, Segment
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.batch import Segment
 from pacmr_lightning.policy import PolicyModel, packed_attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
-from pacmr_lightning.policy.packed_attention import VARLEN, Packing, _Keys
+from pacmr_lightning.policy.attention import AttentionPlan, use_attention
+from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import packed_rows, rows_of
 
 from ..conftest import SHAPE
 from .looped_attention import looped_attention
 
-GPU = torch.device("cuda")
 PACKED = AttentionPlan(VARLEN, "packed")
-
-
-def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
-    use_attention(policy.model, VARLEN if layout == "packed" else "sdpa")
-    found = policy.score(rows_of(layout, batch))
-    loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
-    return [found.chosen, found.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
-
-
-@pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"])
-def test_equal_to_separate_sequences(name, recomputed, packed, make_policy, make_batch):
-    """Of rotary and absolute positions, grouped heads, and windows that prompts exceed; in float64."""
-    policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
-    packed()
-    truth = values_and_gradient(policy, "plain", batch)
-    found = values_and_gradient(policy, "packed", batch)
-    torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
 def test_experts(make_batch, packed, tmp_path):
@@ -62,51 +42,6 @@ def test_the_row_has_no_padding(make_batch):
     rows = packed_rows(batch)
     assert rows.input_ids.shape == (1, batch.token_count) and batch.token_count < batch.input_ids.numel()
     assert rows.token_pair[0].bincount().tolist() == (batch.segment_ids != Segment.PAD).sum(1).tolist()
-
-
-def test_packing():
-    """Of two pairs with 2 and 1 prompt tokens: columns 0 to 5, and 6 to 10."""
-    packing = Packing.of(torch.tensor([[2, 1, 3], [1, 2, 2]]))
-    assert packing.query_ends.tolist() == [0, 3, 6, 9, 11] and packing.query_ends.dtype == torch.int32
-    assert packing.key_ends.tolist() == [0, 3, 8, 11, 14] and packing.longest == (3, 5)
-    first, second = [0, 1, 2, 0, 1, 3, 4, 5], [6, 7, 8, 6, 9, 10]
-    assert packing.keys.tolist() == first + second
-    columns = torch.randn(11, 2, 3, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(14, 2, 3, dtype=torch.float64)
-    found = _Keys.apply(columns, packing)
-    assert torch.equal(found, columns[packing.keys])
-    gradients = [torch.autograd.grad(x, columns, weights)[0] for x in (found, columns[packing.keys])]
-    torch.testing.assert_close(*gradients, rtol=1e-15, atol=0)
-
-
-def reference(query, key, value, packing: Packing, window: int | None) -> torch.Tensor:
-    """Of one mask over all sequences."""
-    ends = [n.long() for n in (packing.query_ends, packing.key_ends)]
-    sequence = [torch.arange(len(n) - 1).repeat_interleave(n.diff()) for n in ends]
-    # Places counted from the end.
-    places = [torch.arange(len(s)) - n[1:][s] for s, n in zip(sequence, ends, strict=True)]
-    distance = places[0][:, None] - places[1]
-    mask = (sequence[0][:, None] == sequence[1]) & (distance >= 0)
-    if window is not None:
-        mask &= distance < window
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, key).div(2).masked_fill(~mask, -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
-
-
-@pytest.mark.parametrize("window", [None, 1, 4, 40])
-def test_looped_attention(window):
-    packing = Packing.of(torch.tensor([[9, 3, 5], [1, 1, 8], [4, 6, 1]]))
-    torch.manual_seed(0)
-    count, keys = int(packing.query_ends[-1]), int(packing.key_ends[-1])
-    query, key, value = (
-        torch.randn(n, heads, 8, dtype=torch.float64) for n, heads in ((count, 4), (keys, 2), (keys, 2))
-    )
-    left = -1 if window is None else window - 1
-    ends = packing.query_ends, packing.key_ends
-    found = looped_attention(query, key, value, *ends, *packing.longest, scale=0.5, window_size=(left, 0))
-    torch.testing.assert_close(found, reference(query, key, value, packing, window))
 
 
 def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
@@ -131,22 +66,6 @@ def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch)
         assert out.shape == arguments[0].shape
         gradients = torch.autograd.grad(out.sum(), heads)
     assert [g.shape for g in gradients] == [x.shape for x in arguments[:3]]
-
-
-def test_auto_on_a_gpu(make_policy):
-    """Half precision, and nothing that the layout does not go with."""
-
-    def first(name="llama", device=GPU, **options):
-        policy = make_policy(name, **{"dtype": "bfloat16", **options})
-        asked = policy.model, policy.attn_implementation, policy.layout
-        return attention_plans(*asked, device)
-
-    assert first() == [PACKED, *(AttentionPlan("sdpa", name) for name in ("shared", "separate", "plain"))]
-    assert first("gpt2")[0] == PACKED
-    assert first(layout="shared")[0] == PACKED
-    others = ({"dtype": "float32"}, {"attn_implementation": "sdpa"}, {"device": torch.device("cpu")})
-    for options in others:
-        assert first(**options)[0] == AttentionPlan("sdpa", "shared"), options
 
 
 def test_other_passes_of_the_same_model(make_policy, make_batch, caplog):
@@ -192,8 +111,3 @@ def test_a_kernel_that_aligns_to_the_start_is_found(make_policy, make_batch, mon
     with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
-
-
-def test_its_attention_is_no_option():
-    with pytest.raises(UserError, match="attn_implementation is varlen, but it must be one of auto, eager"):
-        PolicyModel("unused", attn_implementation=VARLEN)

@@ -7,7 +7,6 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
 
@@ -58,12 +57,3 @@ def test_vnet_starts_as_the_fixed_prior():
     vnet.vnet.double()
     for u in (-3.0, 0.0, 2.0):
         assert g(vnet, u) == pytest.approx(g(fixed, u))
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"floor": 1.0}, "floor is 1.0"),
-    ({"max_slope": 0.5}, "max_slope is 0.5, but start_slope is 1"),
-])  # fmt: skip
-def test_ranges(options, message):
-    with pytest.raises(UserError, match=message):
-        VNetWeighting(**options)

@@ -9,7 +9,6 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, RPOEM
-from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, VNetWeighting, Weights
@@ -47,7 +46,7 @@ def test_gradient_of_a_step(form, micro_batch_size, checkpointing, objective, se
     policy, batch = setting
     policy.gradient_checkpointing = checkpointing
     p = torch.tensor([0.9, 0.0, 1.0, 0.5, 0.3, 0.71], dtype=torch.float64)
-    pairs = form(policy, SoftLabelDifference(objective), batch, micro_batch_size)
+    pairs = form(policy, objective, batch, micro_batch_size, soft_labels=True)
     found = weighted_gradient(pairs, Told(p))
     rewards = Rewards.of(policy.log_probs(batch), batch, BETA)
     sides = (LogProbs(one.rejected, one.chosen) for one in (rewards.policy, rewards.reference))
@@ -56,7 +55,8 @@ def test_gradient_of_a_step(form, micro_batch_size, checkpointing, objective, se
     expected = torch.autograd.grad(loss, list(policy.adapter().values()))
     torch.testing.assert_close([*found.gradient.values()], [*expected], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.weights.g, p)
-    torch.testing.assert_close(pairs.losses, (objective(rewards) - objective(other)).detach())
+    torch.testing.assert_close(found.losses, objective(rewards).detach())
+    torch.testing.assert_close(pairs.weighted_losses(), (objective(rewards) - objective(other)).detach())
 
 
 def test_equal_to_re_po_at_a_rate_that_stays(setting):
