@@ -441,7 +441,7 @@ class Speed(Bench):
         return train(self.policy_of(recomputed, way), data, shape, steps, device=self.device, **more)
 
     def ours(self, setting: str, way: str) -> Row:
-        """A turn of DPO: its first update, in which code may be compiled, is told alone."""
+        """A turn of DPO: its first update, in which code may be compiled, stands apart."""
         start = time.perf_counter()
         first, *updates = self.seconds(setting, way, 1 + COUNTED)
         whole = time.perf_counter() - start
@@ -467,7 +467,7 @@ class Speed(Bench):
         return {"vnet": vnet, "plain": plain, "says": f"{says}{over:.2f}"}
 
     def profiled(self, setting: str, way: str) -> Row:
-        """What one of our updates spends most time in, kernels and Python's calls, after one not counted."""
+        """Kernels and calls that one of our updates spends most time in, after one that is not counted."""
         data = make_data(self.folder, self.shape)
         policy, at_once = self.policy_of(SETTINGS[setting][0], way), SETTINGS[setting][1]
         one = OneUpdate()
@@ -486,7 +486,7 @@ class Speed(Bench):
         return {"profile": tables, "wall": wall, "says": " | ".join(said)}
 
     def within(self, gigabytes: int) -> Row:
-        """What auto chooses for micro-batch and recomputation in a part of the GPU's memory."""
+        """The micro-batch and recomputation that auto chooses in a part of the GPU's memory."""
         policy = self.policy(BOTH, self.shape.dtype, gradient_checkpointing="auto")
         pairs = make_data(self.folder, self.shape).longest_pairs(PAIRS)
         share = gigabytes * 10**9 / torch.cuda.get_device_properties(0).total_memory

@@ -56,6 +56,7 @@ TABLE = {
     "peft.tuners.lora:LoraLayer": "_active_adapter lora_A lora_B lora_variant merged_adapters",
     "torch": "_foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
+    "torch._ops": "OpOverload",
     "torch._dynamo.config": "recompile_limit",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": ("_supports_flash_attn _supports_sdpa set_attn_implementation"),

@@ -26,7 +26,7 @@ from transformers import (
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..files import check_writable, expanded, replacing
-from ..numerics import AskedDtype, base_dtype, check_weights, recomputes
+from ..numerics import AskedDtype, Recomputed, base_dtype, check_weights, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import load_base, recompute_activations, weights_digest
 from ..policy.chunked_log_probs import upcast
@@ -304,7 +304,7 @@ class SFTModule(TrainedOnly):
         found = first_that_fits(ways, step, device)
         self._recompute(found.way.recomputed, found)
 
-    def _recompute(self, recomputed: bool, why: object) -> None:
+    def _recompute(self, recomputed: Recomputed, why: object) -> None:
         """Recompute activations from now on, or keep them, and print it."""
         recompute_activations(self._plain, recomputed, dropout=True)
         self.hparams["gradient_checkpointing"] = recomputed

@@ -99,6 +99,15 @@ class OptionParser(ArgumentParser):
             raise ArgumentError(None, f'Parser key "{key}":\n  {text}') from ex
         raise UserError(": ".join(filter(None, (self._file, key, text)))) from None
 
+    def instantiate(self, *args: Any, **options: Any) -> Any:
+        """Make the objects; a union's error names only its first type's cause."""
+        try:
+            return super().instantiate(*args, **options)
+        except ValueError as error:
+            if "Union subtypes" not in str(error):
+                raise
+            self.error(str(error))
+
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
         """Also refuse a value for a group of options, such as ``trainer: 3``."""
         for name in self.groups or ():
@@ -158,6 +167,8 @@ def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]
         return key, f"expected a class, with class_path and init_args only{got}"
     if found := re.search(r"path (?:(\S+) )?does not correspond to a subclass of (\w+)", text):
         return key, f"{found[1] or value} is no {found[2]}; {choice}"
+    if found := re.search(r"^\s*- (?!Expected|Not a)(.*\.)$", text, re.MULTILINE):  # by the class in a union
+        return key, found[1]
     if kinds := re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", text, re.MULTILINE):
         return key, _expected(kinds, value)
     if found := re.search(r"[oO]ption '([^']+)'", text):
