@@ -75,7 +75,7 @@ def _numbers(found: SplitStatistics, reasons: list[str]) -> list[dict[str, str]]
     of_rows |= {f"  dropped, {reason}": _of(counts.get(reason, 0), rows) for reason in reasons}
     of_lengths = {
         "tokens of a prompt, mean": f"{lengths.prompt:.1f}",
-        "tokens of responses, mean": f"{lengths.chosen:.1f} chosen, {lengths.rejected:.1f} rejected",
+        "tokens of chosen, rejected, mean": f"{lengths.chosen:.1f}, {lengths.rejected:.1f}",
         "tokens of the longest pair": f"{lengths.longest:,}",
         "chosen response is longer": f"{lengths.chosen_longer:.1%}",
         "rejected response is longer": f"{lengths.rejected_longer:.1%}",

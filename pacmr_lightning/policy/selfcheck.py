@@ -86,7 +86,7 @@ def choose_plan(
                 fault = fault or "it fails in another process"
             if fault is None:
                 if asked == "auto":
-                    rank_zero_info(f"Log-probabilities are computed in {plan}.")
+                    rank_zero_info(f"Log-probabilities are computed from {plan}.")
                 use_attention(model, plan.attention)
                 return plan
             if following is not None:

@@ -74,7 +74,7 @@ def test_other_passes_of_the_same_model(make_policy, make_batch, caplog):
         policy.log_probs(batch)
     policy.log_probs(make_batch(2, longest=40))  # checked again
     assert policy._plan == PACKED
-    assert "computed in pairs with a shared prompt packed into one row with varlen attention" in caplog.text
+    assert "computed from pairs with a shared prompt packed into one row with varlen attention" in caplog.text
     # Other passes of the same model have the kernel's masks.
     plain = policy.score(rows_of("plain", batch))
     tokens = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
