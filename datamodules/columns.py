@@ -26,7 +26,7 @@ from .chat import (
     messages_of,
     template_options,
 )
-from .prompts import HUMAN, PromptAndResponses, split_completion, split_row
+from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]

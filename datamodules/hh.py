@@ -9,9 +9,9 @@ from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT
 from .hub import SplitRows, convert, load_split
-from .prompts import ASSISTANT, HUMAN
 from .row_values import prompts_of
 from .sources import Completions, Source
+from .split_prompt import ASSISTANT, HUMAN
 from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
 
 SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")

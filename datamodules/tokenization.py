@@ -26,8 +26,8 @@ from .chat import (
     template_options,
 )
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
-from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
 from .row_values import response_text
+from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
 _LAYOUT = 12

@@ -1,6 +1,6 @@
 """Label audits: how many annotators would agree with the labels of preference pairs, and suspected errors.
 
-scorers -> scored_pairs -> agreement -> findings -> html_report; ``pipeline.audit`` runs all of it.
+scorers -> scored_pairs -> agreement -> suspected -> html_report; ``pipeline.audit`` runs all of it.
 """
 
 from .options import AuditOptions

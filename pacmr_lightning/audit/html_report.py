@@ -21,8 +21,8 @@ from matplotlib.ticker import MaxNLocator
 from ..evaluation.answer_store import content_key
 from ..numerics import histogram
 from .decisions import Texts
-from .findings import Findings
 from .scorers import SCORES, VOTE
+from .suspected import Findings
 from .tables import groups_table, judges_table, methods_table, traits_table
 from .words import findings_in_words, known_in_words, rules_in_words, traits_in_words, verdict
 

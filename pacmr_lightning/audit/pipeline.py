@@ -23,12 +23,12 @@ from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .cleaned_file import CleanedFile, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
 from .decisions import Decisions, Texts, random_sample
-from .findings import Findings, find
 from .html_report import html_report
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
 from .suspect_traits import label_rules, suspect_traits
+from .suspected import Findings, find
 from .words import verdict
 
 RECORD = "audit.json"

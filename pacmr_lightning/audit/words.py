@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from .agreement import SCORE_VOTES, Agreement
-from .findings import Findings
 from .scorers import Scorer
 from .suspect_traits import LEVEL, at_least, label_rules
+from .suspected import Findings
 
 _SCORES: dict[Scorer, str] = {
     "probe": "u is the log-odds of the label under a linear probe on the base model's hidden states, fitted "

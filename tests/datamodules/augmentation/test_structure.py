@@ -15,7 +15,7 @@ from pacmr_lightning.datamodules.augmentation.structure import (
     with_texts,
 )
 from pacmr_lightning.datamodules.chat import encode_messages
-from pacmr_lightning.datamodules.prompts import split_row
+from pacmr_lightning.datamodules.split_prompt import split_row
 
 from ...conftest import read_lines
 

@@ -1,7 +1,7 @@
 import pytest
 
-from pacmr_lightning.datamodules.prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, split_prompt
 from pacmr_lightning.datamodules.reading import numbered_rows, read_preferences
+from pacmr_lightning.datamodules.split_prompt import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, split_prompt
 
 HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.agreement import Votes, agreement
-from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, find
 from pacmr_lightning.audit.scorers import NAMES, SCORES
+from pacmr_lightning.audit.suspected import Detector, confident_learning, detection_quality, find
 
 from .test_agreement import scores
 
