@@ -100,13 +100,13 @@ class OptionParser(ArgumentParser):
         raise UserError(": ".join(filter(None, (self._file, key, text)))) from None
 
     def instantiate(self, *args: Any, **options: Any) -> Any:
-        """Make the objects; a union's error names only its first type's cause."""
+        """Make the objects; a union's error has its first type's as cause, be it no more than a mismatch."""
         try:
             return super().instantiate(*args, **options)
         except ValueError as error:
-            if "Union subtypes" not in str(error):
-                raise
-            self.error(str(error))
+            if "Union subtypes" in str(error) and str(error.__cause__).startswith("Expected a"):
+                self.error(str(error))
+            raise
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
         """Also refuse a value for a group of options, such as ``trainer: 3``."""

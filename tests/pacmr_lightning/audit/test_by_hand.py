@@ -20,7 +20,7 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
 
 from ...conftest import read_lines, write_lines
-from .test_findings import frame
+from .test_suspected import frame
 
 N, SAMPLE = 1500, 60
 SURE = {"keep": 1.0, "swap": 0.0}

@@ -11,7 +11,7 @@ from pacmr_lightning.audit.suspect_traits import COLUMNS
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
-from .test_findings import find_with, frame
+from .test_suspected import find_with, frame
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 

@@ -17,7 +17,7 @@ from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
-from .test_findings import find_with, frame
+from .test_suspected import find_with, frame
 
 NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r\n\t😀 \x85 ' \" ]]>"
 VISIBLE = NASTY.replace("\r\n", "\n")

@@ -85,7 +85,7 @@ def frame(n=2000, rate=0.3, known=True):
 
 
 @pytest.mark.parametrize("scorer", ["policy", "dpo"])
-def test_findings(scorer):
+def test_suspected(scorer):
     pairs = frame()
     found = find_with(pairs, scorer)
     score = found.pairs[SCORES[scorer]]
