@@ -137,7 +137,7 @@ class Translator:
         return len(self.tokenizer(self.prefix)["input_ids"]) + 1
 
     @torch.inference_mode()
-    def translate(self, texts: Sequence[str], num_beams: int) -> list[tuple[str, str | None]]:
+    def translate(self, texts: Sequence[str], num_beams: int = 4) -> list[tuple[str, str | None]]:
         """Return translations of N texts of at most ``positions`` tokens, each with its problem or None."""
         if not texts:
             return []

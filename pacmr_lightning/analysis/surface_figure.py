@@ -40,9 +40,9 @@ def draw_surfaces(surface: Surface) -> Figure:
 def draw_heat_maps(surface: Surface) -> Figure:
     """Draw heat maps of a, b and g with visit density contours and an orange line where g is 1/2."""
     # Constrained layout would draw everything twice more.
-    figure = Figure(figsize=(10.2, 3.6))
-    figure.subplots_adjust(left=0.075, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
-    panels = figure.subplots(1, len(NAMES), sharey=True)
+    figure = Figure(figsize=(4.2, 8.4))  # a column, as loggers show images in narrow cards
+    figure.subplots_adjust(left=0.18, right=1.0, bottom=0.12, top=0.92, hspace=0.22)
+    panels = figure.subplots(len(NAMES), 1, sharex=True)
     density, levels = contours(surface)
     for axis, name in zip(panels, NAMES, strict=True):
         low, high = limits([surface], name)
@@ -56,14 +56,14 @@ def draw_heat_maps(surface: Surface) -> Figure:
         if name == "g" and surface.g.min() < 0.5 < surface.g.max():
             axis.contour(surface.delta, surface.u, values, [0.5], colors="#D55E00", linewidths=1.6)
         axis.set_title(NAMES[name], fontsize=11)
-        axis.set_xlabel(LABELS[0])
-    panels[0].set_ylabel(LABELS[1])
+        axis.set_ylabel(LABELS[1])
+    panels[-1].set_xlabel(LABELS[0])
     handles = [Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")]
     for share, dashes in SHARES.items():
         label = f"{share:.0%} of the pairs"
         line = Line2D([], [], color="white", linestyle=dashes, path_effects=OUTLINED, label=label)
         handles.insert(0, line)
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False)
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
     figure.suptitle(_title(surface), fontsize=10)
     return figure
 

@@ -1,4 +1,4 @@
-"""An adapter merged into its base."""
+"""An adapter merged into its base, and saved with the policy's as one."""
 
 import warnings
 from typing import Any, cast
@@ -9,11 +9,12 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 from ..errors import UserError
 from ..strategies.sharding import is_sharded
+from .lora import ADAPTER
 
 MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Accepted mean difference of a token's log-probability between two forms of a model, in nats."""
@@ -102,13 +103,42 @@ def untie_head(model: PreTrainedModel) -> None:
                 config.tie_word_embeddings = False
 
 
-def refuse_to_save(adapter: str, *args: Any, **options: Any) -> None:
-    """Raise UserError in place of saving the policy's own adapter, which is for a merged model."""
-    raise UserError(
-        f"The policy's base is the adapter {adapter}, merged into its own base, and the policy's adapter is "
-        "for the merged model alone; save the whole model with pacmr export RUN OUT --merged, or in Python "
-        "with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
-    )
+def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **options: Any) -> None:
+    """Save the policy's adapter and the one merged into its base as one adapter of the ``plain`` model.
+
+    LoRA updates add up, so the concatenated matrices form one adapter whose rank is the sum of the ranks. The
+    result is compared with the policy first.
+    """
+    model = cast("PreTrainedModel", policy.get_base_model())
+    base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype, trust_remote_code=False)
+    tokens = compared_tokens(base)
+    try:
+        if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:
+            raise ValueError("one of them adds tokens")
+        found = PeftModel.from_pretrained(base, adapter, adapter_name="base")
+        found.add_adapter("policy", policy.peft_config[ADAPTER])
+        own = {
+            name.replace(f".{ADAPTER}.", ".policy."): p
+            for name, p in policy.named_parameters()
+            if "lora_" in name
+        }
+        with torch.no_grad():
+            for name, parameter in found.named_parameters():
+                if name in own:
+                    parameter.copy_(own[name])
+        found.add_weighted_adapter(["base", "policy"], [1.0, 1.0], ADAPTER, "cat")
+        found.set_adapter(ADAPTER)
+        expected = next_token_log_probs(policy, tokens).cpu()
+        check_same(expected, next_token_log_probs(found.eval(), tokens), "One LoRA adapter", "the policy")
+    except (ValueError, TypeError, RuntimeError, UserError) as error:
+        raise UserError(
+            f"The policy's base is the adapter {adapter}, and the two are not one LoRA adapter for {plain} "
+            f"({str(error).strip().splitlines()[0]}); save the whole model with pacmr export RUN OUT "
+            "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
+        ) from None
+    own_config = policy.peft_config[ADAPTER]
+    found.peft_config[ADAPTER].base_model_name_or_path = own_config.base_model_name_or_path
+    found.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
 
 
 def compared_tokens(model: PreTrainedModel, own: list[int] | dict[str, list[int]] | None = None) -> Tensor:

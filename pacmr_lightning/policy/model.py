@@ -30,13 +30,13 @@ from .attention import (
     check_attention,
     exclude_cudnn,
 )
-from .base_model import is_adapter, load_base, recompute_activations, weights_digest
+from .base_model import load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .memory import return_freed_memory
-from .merged_adapters import refuse_to_save
+from .merged_adapters import save_with_base
 from .middle_states import middle_states
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
@@ -188,8 +188,10 @@ class PolicyModel(Recorded, nn.Module):
         }
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
             self._compute_in_base_dtype()
-        if is_adapter(self.name):
-            self.peft.save_pretrained = partial(refuse_to_save, self.name)  # type: ignore[method-assign]
+        if (plain := plain_model(self.name)) != self.name:
+            self.peft.save_pretrained = partial(  # type: ignore[method-assign]
+                save_with_base, self.peft, self.name, plain
+            )
         if self.asks_gradient_checkpointing and not self.model.supports_gradient_checkpointing:
             self.gradient_checkpointing = self.asks_gradient_checkpointing = False
         self._length_limit = choose_by_row(self.model, self.model.config)

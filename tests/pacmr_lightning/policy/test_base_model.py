@@ -158,9 +158,37 @@ def test_base_and_adapter_are_what_peft_computes(tiny_llama, tmp_path, kind, tie
     policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
     policy.build(announce=False)
     torch.testing.assert_close(logits(policy.model), expected, atol=2e-4, rtol=1e-4)
-    with pytest.raises(UserError, match=r"for the merged model alone; .*pacmr export RUN OUT --merged"):
+
+
+@pytest.mark.parametrize("own", ["all-linear", ["lm_head", "q_proj"]], ids=["linear", "head"])
+def test_a_policy_on_an_adapter_is_saved_as_one_adapter(tiny_llama, tmp_path, own):
+    plain = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=True)
+    expected = trained(plain, tmp_path / "adapter", lora(r=3, target_modules=["q_proj", "v_proj"]))
+    policy = PolicyModel(str(tmp_path / "adapter"), rank=4, target_modules=own)
+    policy.build(announce=False)
+    with torch.no_grad():
+        for parameter in policy.adapter().values():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    policy.peft.save_pretrained(str(tmp_path / "saved"))
+    assert adapter_base(str(tmp_path / "saved")) == plain
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(logits(again), logits(policy.model), atol=2e-4, rtol=1e-4)
+    assert (logits(again) - expected).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["dora", "whole head", "rslora"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(base, tmp_path, kind):
+    trained(base, tmp_path / "adapter", ADAPTERS[kind])
+    policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
+    policy.build(announce=False)
+    with pytest.raises(UserError, match=r"not one LoRA adapter for .*base .*merge_and_unload"):
         policy.peft.save_pretrained(str(tmp_path / "saved"))
     assert not (tmp_path / "saved").exists()
+    expected = logits(policy.model)
+    policy.peft.merge_and_unload().save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(logits(again), expected, atol=2e-4, rtol=1e-4)
 
 
 def test_experts_of_an_adapter_are_merged(tmp_path):
