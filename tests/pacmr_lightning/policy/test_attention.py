@@ -147,7 +147,7 @@ def test_unasked(layout, make_policy, make_batch, caplog):
         policy.log_probs(make_batch())
     expected = PACKED if layout == "packed" else SDPA[0]
     assert policy._plan == expected and policy.attention == expected.attention
-    assert policy.attn_implementation == "auto" and f"computed in {expected}." in caplog.text
+    assert policy.attn_implementation == "auto" and f"computed from {expected}." in caplog.text
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
