@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -442,14 +441,12 @@ class Speed(Bench):
 
     def ours(self, setting: str, way: str) -> Row:
         """A turn of DPO: its first update, in which code may be compiled, stands apart."""
-        start = time.perf_counter()
         first, *updates = self.seconds(setting, way, 1 + COUNTED)
-        whole = time.perf_counter() - start
         policy = self.policy_of(SETTINGS[setting][0], way)
         batch = make_data(self.folder, self.shape).train_pairs.batch(range(len(self.pairs)))
         share = PAIRS / len(self.pairs)
         found = {"tokens": share * batch.token_count, "needed": share * needed(policy, batch)}
-        return {"updates": updates, "way": str(policy._plan), "first": first, "whole": whole, **found}
+        return {"updates": updates, "way": str(policy._plan), "first": first, **found}
 
     def trl(self, setting: str, liger: bool = False) -> Row:
         """A turn of TRL's DPO: its first update is not counted."""
@@ -468,11 +465,8 @@ class Speed(Bench):
 
     def profiled(self, setting: str, way: str) -> Row:
         """Kernels and calls that one of our updates spends most time in, after one that is not counted."""
-        data = make_data(self.folder, self.shape)
-        policy, at_once = self.policy_of(SETTINGS[setting][0], way), SETTINGS[setting][1]
         one = OneUpdate()
-        shape = replace(self.shape, micro_batch=at_once)
-        _, wall = train(policy, data, shape, 2, device=self.device, callbacks=[one])
+        _, wall = self.seconds(setting, way, 2, callbacks=[one])
         events, kinds = one.profile.key_averages(), ["self_cpu_time_total"]
         kinds = ["self_device_time_total", *kinds] if self.on_gpu else kinds
         tables, said = {}, []

@@ -91,9 +91,8 @@ class PolicyLora(nn.Module):
         a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
         dtype = a.dtype if self.compute_dtype != x.dtype else self.compute_dtype
         da, db = (None, None) if self.shift is None else self.shift
-        if not self.in_place:
-            y = y.clone(memory_format=torch.contiguous_format)
-        return _LoraProduct.apply(x, y, a, b, da, db, self.scaling[ADAPTER], dtype, self.per_pair)
+        more = self.scaling[ADAPTER], dtype, self.in_place, self.per_pair
+        return _LoraProduct.apply(x, y, a, b, da, db, *more)
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -237,6 +236,7 @@ class _LoraProduct(torch.autograd.Function):
         db: Tensor | None,
         scaling: float,
         dtype: torch.dtype,
+        in_place: bool,
         per_pair: PerPair | None,
     ) -> Tensor:
         rows, (down, up) = x.flatten(0, -2).to(dtype), _factors(a, b, da, db, scaling, dtype)
@@ -247,7 +247,7 @@ class _LoraProduct(torch.autograd.Function):
             y = torch.addmm(base.flatten(0, -2).to(dtype), _for(up.T, h), up.T)
             return y.to(base.dtype).view(base.shape)
         # Out of place addmm would copy it. Autograd refuses some views.
-        if torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
+        if not in_place or torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
             base = base.clone(memory_format=torch.contiguous_format)
         else:
             ctx.mark_dirty(base)
@@ -273,4 +273,4 @@ class _LoraProduct(torch.autograd.Function):
                 ga = product(gh.T, rows)
             if ctx.needs_input_grad[3]:
                 gb = product(g.T, h) * ctx.scaling
-        return gx, gradient, ga, gb, None, None, None, None, None
+        return gx, gradient, ga, gb, None, None, None, None, None, None
