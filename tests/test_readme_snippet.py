@@ -1,4 +1,4 @@
-"""README's program in Python, run on README's rows; then its run is audited, exported and refined."""
+"""The program in Python of docs/train.md, run on README's rows; then its run is audited, exported and refined."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.errors import UserError
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_snippet(tmp_path, monkeypatch, tiny_llama, capsys):
@@ -23,9 +24,10 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama, capsys):
     prompts = ("prompt", "augmented_prompt")
     many = [text | {"id": f"{i}"} | {name: f"{text[name]} {i}" for name in prompts} for i in range(96)]
     Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
-    [program] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "Trainer(" in code]
+    page = (ROOT / "docs" / "train.md").read_text()
+    [program] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in code]
     short = program.replace("max_epochs=1,", "max_steps=2, accelerator='cpu',")
-    exec(compile(short, "README.md", "exec"), {})
+    exec(compile(short, "train.md", "exec"), {})
     run = Path("runs/python")
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["init_args"]["learning_rate"] == 5e-4 and config["trainer"]["max_steps"] == 2
