@@ -1,4 +1,4 @@
-"""The program in Python of docs/train.md, run on README's rows; then its run is audited, exported and refined."""
+"""The program in Python of docs/train.md, run on rows of README; its run is audited, exported, refined."""
 
 import json
 import re
