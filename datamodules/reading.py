@@ -158,7 +158,8 @@ def _checked_path(path: str | Path) -> Path:
         raise UserError(f"There is no file {path}; check the path, which is relative to {Path.cwd()}.")
     if not path.name.endswith(_ENDINGS):
         raise UserError(
-            f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}."
+            f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}, or "
+            "for CSV give a folder that holds the file."
         )
     return path
 

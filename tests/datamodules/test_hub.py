@@ -10,7 +10,7 @@ import PIL.Image as PIL
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from pacmr_lightning.datamodules import (
     TLDR,
@@ -179,6 +179,17 @@ def test_conversations(tmp_path):
     assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
     rows = HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load("train")
     assert all(rows["chat"])
+
+
+def test_a_saved_dataset(tmp_path):
+    """As ``Dataset.save_to_disk`` and ``DatasetDict.save_to_disk`` write them."""
+    pairs = Dataset.from_list([{"prompt": f"p{i}", "chosen": " a", "rejected": " b"} for i in range(40)])
+    pairs.save_to_disk(tmp_path / "one")
+    DatasetDict(train=pairs).save_to_disk(tmp_path / "named")
+    for name in ("one", "named"):
+        source = HubPreferences(str(tmp_path / name), validation_fraction=0.3)
+        prompts = [*source.load("train")["prompt"], *source.load("validation")["prompt"]]
+        assert sorted(prompts) == sorted(pairs["prompt"])
 
 
 def test_csv(tmp_path):
