@@ -151,17 +151,17 @@ def _described(cell: Cell) -> dict[str, Any]:
     found = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     # Records omit empty values.
     described = {key: value for key, value in found.items() if value}
-    files = _inputs([_options(cell.arguments), *configs.values()], cell)
+    files = _inputs([given_options(cell.arguments), *configs.values()], cell)
     return json.loads(json.dumps(described, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
     """Settings that determine the responses of a trained cell."""
-    return {"options": cell.predict, "files": _inputs([_options(cell.predict)], cell)}
+    return {"options": cell.predict, "files": _inputs([given_options(cell.predict)], cell)}
 
 
-def _options(words: list[str]) -> dict[str, Any]:
-    """Return the values of a command's options, those in JSON as objects."""
+def given_options(words: list[str]) -> dict[str, Any]:
+    """Return the values of the options of a ``pacmr`` command, those in JSON as objects."""
     found: dict[str, Any] = {}
     words = words[len(words) % 2 :]  # without the command
     for name, text in zip(words[::2], words[1::2], strict=True):
