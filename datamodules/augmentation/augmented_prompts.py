@@ -53,7 +53,7 @@ class Augmentations:
     pairs: frozenset[str] | None = None
     """Ids of the pairs that have them; None for all pairs of these prompts."""
     by_rules: frozenset[str] = frozenset()
-    """Those of ``prompts`` that rules reworded."""
+    """Prompts that rules reworded, of ``prompts``."""
 
     def of(self, id: str, prompt: str) -> str:
         """Return a pair's augmented prompt, or the prompt itself if it has none."""

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..callbacks import weight_gap
-from ..runs.folder import ANALYSIS, SAMPLES, read_summary
+from ..runs.folder import ALL_CATEGORIES, SAMPLES, WEIGHT_GAP_TABLE, read_summary
 from .cells import Cell, anchor_cells, short_name
 from .evaluation import judged_wins
 from .spec import Sweep
@@ -49,7 +48,7 @@ PROBE = {
     "probe_mean_flipped": Measure("Mean weight (flipped)", 4),
     "probe_gap": Measure("Weight gap", 4),
 }
-"""Of the same training pairs under the final weights."""
+"""Weights of the same training pairs in all runs, by the final weight function."""
 VNET = {
     "vnet_updates": Measure("VNet's updates", 1, lambda s: s.get("vnet_updates")),
     "vnet_skipped": Measure("skipped", 1, lambda s: s.get("vnet_skipped")),
@@ -110,11 +109,11 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
 
 def _probe_weights(cell: Cell) -> dict[str, float | None]:
     """``PROBE`` from the last row of the callback WeightGap, None without one."""
-    path = cell.folder / ANALYSIS / weight_gap.TABLE
+    path = cell.folder / WEIGHT_GAP_TABLE
     if not path.exists():
         return dict.fromkeys(PROBE)
     table = pd.read_csv(path)
-    last = table[table["set"].eq("probe") & table["category"].eq(weight_gap.ALL)].iloc[-1]
+    last = table[table["set"].eq("probe") & table["category"].eq(ALL_CATEGORIES)].iloc[-1]
     return {name: last[name.removeprefix("probe_")] for name in PROBE}
 
 
