@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ from ..runs.shipped_configs import resolved
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, command_words, read_sweep
-from ..sweep.state import given_options, has_begun, has_responses, job_of, reason, state_of
+from ..sweep.state import given_options, has_begun, has_responses, job_of, reason, state_of, texts_in
 
 _DATA_FILE = re.compile(r".*\.(jsonl?(\.gz)?|parquet)", re.DOTALL)
 
@@ -223,23 +223,18 @@ def check_files(sweep: Sweep, found: list[Cell], parsed: dict[str, tuple[Any, An
     for cell in found:
         config, objects = parsed[cell.variant]
         values = [given_options(cell.arguments), config.model.as_dict(), config.data.as_dict()]
-        for text in filter(_DATA_FILE.fullmatch, _texts(values)):
+        for _, text in texts_in(values):
+            if not _DATA_FILE.fullmatch(text):
+                continue
             if local_path(text).exists() or _made_later(sweep, text) or sweep.output in text:
                 continue
-            if text == getattr(objects.data, "augmentations", None) and not objects.data.meta_every:
+            options = vars(objects.data)
+            if text == options.get("augmentations") and not options.get("meta_every"):
                 continue  # read for meta-batches only
             raise UserError(
                 f"The cell {cell.name} would read {text}, which does not exist and which no command of "
                 "prepare makes; make it first, or name another file."
             )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
-    elif isinstance(value, str):
-        yield value
 
 
 def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any, Any]:
