@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from ..analysis.surface_page import steps_of, write_surface_page
@@ -128,13 +129,17 @@ def _drawn(numbers: pd.DataFrame) -> list[str]:
 
 def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure with ``count`` axes, three in a line."""
-    option_columns = min(3, count)
-    lines = -(-count // option_columns)
-    size = 0.8 + width * option_columns, 0.6 + height * lines
+    columns = min(3, count)
+    lines = -(-count // columns)
+    size = 0.8 + width * columns, 0.6 + height * lines
     figure, axes = plt.subplots(
-        lines, option_columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
+        lines,
+        columns,
+        figsize=size,
+        sharey=sharey,
+        squeeze=False,
+        layout=ConstrainedLayoutEngine(wspace=0.06),
     )
-    figure.get_layout_engine().set(wspace=0.06)  # room for the last tick label of a panel
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
@@ -142,8 +147,9 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
 
 def _legend(figure: Figure, axis: Axes, title: str) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    place = {"loc": "outside upper center", "ncols": len(labels), "alignment": "center"}
-    legend = figure.legend(handles, labels, title=title, frameon=False, **place)
+    legend = figure.legend(
+        handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False
+    )
     legend.get_title().set_multialignment("center")
 
 
