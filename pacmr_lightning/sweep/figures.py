@@ -46,16 +46,23 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
 def draw_vnets(done: Sequence[Cell], folder: Path) -> None:
     """Write VNet's surfaces and weights at each saved step, noise rates in columns, for one seed.
 
-    The pages are ``METHOD-step-NNNNN``; a page's runs have all saved the step.
+    The pages are ``METHOD-step-NNNNN`` for steps that all runs have saved; and ``METHOD-last``, if some of
+    them ended earlier than others.
     """
     pages: dict[str, list[Cell]] = {}
     for cell in done:
-        runs = pages.setdefault(re.sub(r"-noise[^-]+|-seed\d+$", "", cell.name), [])
-        if steps_of(cell.folder) and (not runs or runs[0].seed == cell.seed):
-            runs.append(cell)
+        if steps_of(cell.folder):
+            runs = pages.setdefault(re.sub(r"-noise[^-]+|-seed\d+$", "", cell.name), [])
+            runs += [cell] if not runs or runs[0].seed == cell.seed else []
     for name, runs in pages.items():
-        for step in sorted(set.intersection(*(set(steps_of(cell.folder)) for cell in runs)) if runs else ()):
-            output = folder / f"{name}-step-{step:05d}.png"
+        saved = [steps_of(cell.folder) for cell in runs]
+        drawn: dict[str, int | None] = {
+            f"step-{step:05d}": step for step in sorted(set.intersection(*map(set, saved)))
+        }
+        if len({steps[-1] for steps in saved}) > 1:
+            drawn["last"] = None
+        for word, step in drawn.items():
+            output = folder / f"{name}-{word}.png"
             write_surface_page([str(cell.folder) for cell in runs], str(output), step)
 
 

@@ -95,7 +95,7 @@ def end_cells(world: Path) -> None:
             table = "step,set,category,mean_unflipped,mean_flipped,gap\n" + probe
             (cell.folder / "analysis/weight-gap.csv").write_text(table)
             if cell.seed == 0:
-                for step in (5, 10) if cell.noise == 0.2 else (10,):
+                for step in (5, 10, 12) if cell.noise == 0.2 else (10,):
                     save_surface(surface(points=8, noise=cell.noise, step=step), cell.folder)
         lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
         (cell.folder / "samples.jsonl").write_text("".join(lines))
@@ -230,7 +230,8 @@ def test_layouts(finished):
     ]
     assert final["Mean weight (unflipped)"].tolist() == [1.5, 1.5] and final["Weight gap"].tolist() == [1, 1]
     assert "**0.800" not in text and "0.6000 ± 0.0577 | 0.3000" in text, "equal rows have no best"
-    assert {path.stem for path in Path("out/figures").glob("*-step-*.png")} == {"pacmr-tau0.5-step-00010"}
+    pages = {"pacmr-tau0.5-step-00010", "pacmr-tau0.5-last"}
+    assert {path.stem for path in Path("out/figures").glob("pacmr-tau0.5-*.png")} == pages
     for name in ("noise-rates", "pacmr-tau", "pacmr-tau0.5-step-00010"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
