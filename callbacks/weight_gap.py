@@ -19,15 +19,13 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord, Rewards
-from pacmr_lightning.runs.folder import ANALYSIS
+from pacmr_lightning.runs.folder import ALL_CATEGORIES, ANALYSIS, WEIGHT_GAP_TABLE
 from pacmr_lightning.weighting import VNet
 
 from ..metrics import WEIGHT_GAP, weight_gap
 from .to_loggers import PAIR_WEIGHTS, log_numbers
 from .visits import VisitsCallback
 
-TABLE = "weight-gap.csv"
-ALL = "all"
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
 MICRO_BATCH = 32
 """Pairs in one forward pass if the module sets no ``micro_batch_size``."""
@@ -86,15 +84,15 @@ class WeightGap(VisitsCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove rows and files of steps that this fit will repeat."""
-        folder = Path(trainer.default_root_dir) / ANALYSIS
+        folder = Path(trainer.default_root_dir)
         if not trainer.is_global_zero:
             return
-        for file in folder.glob("probe-*.parquet"):
+        for file in (folder / ANALYSIS).glob("probe-*.parquet"):
             if int(file.stem.split("-")[1]) > trainer.global_step:
                 file.unlink()
-        if (folder / TABLE).exists():
-            table = _read(folder / TABLE)
-            write_frame(folder / TABLE, table[table["step"] <= trainer.global_step])
+        if (folder / WEIGHT_GAP_TABLE).exists():
+            table = _read(folder / WEIGHT_GAP_TABLE)
+            write_frame(folder / WEIGHT_GAP_TABLE, table[table["step"] <= trainer.global_step])
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
         """Return weight, flipped, and the index of the category, -1 for none."""
@@ -118,16 +116,17 @@ class WeightGap(VisitsCallback):
             f"{PAIR_WEIGHTS}/{row['set']}_{name}": row[name]
             for row in found
             for name in ("mean", *WEIGHT_GAP, "mean_swapped", "rising")
-            if row["category"] == ALL and row[name] is not None
+            if row["category"] == ALL_CATEGORIES and row[name] is not None
         }
         log_numbers(trainer, scalars)
         if not trainer.is_global_zero:
             return
-        folder = Path(trainer.default_root_dir) / ANALYSIS
-        write_frame(folder / f"probe-{step:05d}.parquet", pairs)
+        folder = Path(trainer.default_root_dir)
+        write_frame(folder / ANALYSIS / f"probe-{step:05d}.parquet", pairs)
         # Not pd.concat: an all-empty column in one table would change the types.
-        earlier = _read(folder / TABLE).to_dict("records") if (folder / TABLE).exists() else []
-        write_frame(folder / TABLE, pd.DataFrame([*earlier, *found]))
+        table = folder / WEIGHT_GAP_TABLE
+        earlier = _read(table).to_dict("records") if table.exists() else []
+        write_frame(table, pd.DataFrame([*earlier, *found]))
 
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
@@ -188,7 +187,7 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
 
 def gap_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the table's values over all pairs and by category, of a frame with the columns of ``probe``."""
-    groups = [(ALL, frame), *frame.groupby("category", sort=True)]
+    groups = [(ALL_CATEGORIES, frame), *frame.groupby("category", sort=True)]
     return [{"category": name, **_gap(group)} for name, group in groups]
 
 

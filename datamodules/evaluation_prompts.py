@@ -67,10 +67,12 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
     hashes = [prompt_hash(text) for text in found]
-    count = len(found) if count is None else min(count, len(found))
+    asked, count = count, min(count or len(found), len(found))
     drawn = stratified_sample(hashes, [None] * len(found), count, seed)
     if count < len(found):
         rank_zero_info(f"{source.name}: {count:,} of {len(found):,} prompts, drawn with seed {seed}.")
+    elif asked is not None and asked > count:
+        rank_zero_info(f"{source.name} has {count:,} distinct prompts, fewer than the {asked:,} asked for.")
     prompts = list(found.values())
     return [prompts[i] for i in drawn]
 

@@ -172,7 +172,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.validation_pairs: TokenizedPairs | None = None
         self._filled: dict[str, tuple[Dataset, Dataset, Counts]] = {}
         self._said: set[str] = set()
-        self._by_rules = 0
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -258,11 +257,12 @@ class PreferenceDataModule(Recorded, LightningDataModule):
 
     def _warn_of_rules(self) -> None:
         """Warn if VNet learns from prompts with rule-based rewording."""
-        if self._by_rules:
+        assert self.train_pairs is not None
+        if self._rewords and (count := sum(self.train_pairs.rows["by_rules"][:])):
             rank_zero_warn(
-                f"VNet learns from {self._by_rules:,} prompts of {self.source.name} with rule-based "
+                f"VNet learns from {count:,} prompts of {self.source.name} with rule-based "
                 "rewording, which changes the surface only; Qu et al. translate them to Chinese and back: "
-                "run pacmr augment, and give its file as --data.augmentations."
+                "run pacmr augment with BackTranslation, and give its file as --data.augmentations."
             )
 
     def _training_pairs(self) -> TokenizedPairs:
@@ -295,11 +295,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
-        if self._rewords and self.augmentations is None:
-            views = zip(found["id"][:], found["augmented_prompt"][:], strict=True)
-            own = {name for name, view in views if view is not None}
-            names = pairs.rows["id"][:]
-            self._by_rules = sum(names[i] not in own for i in pairs.with_augmented_prompt)
         self._announce(self.source.name, "train", found, counts)
         return pairs
 

@@ -30,7 +30,7 @@ from .row_values import response_text
 from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 12
+_LAYOUT = 13
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 _EMPTY = {1: "empty completion", 2: "empty response"}
@@ -83,6 +83,7 @@ _PAIRS = Features(
         "rejected_ids": _TOKENS,
         "augmented_ids": _TOKENS,
         "has_augmented_prompt": Value("bool"),
+        "by_rules": Value("bool"),
         "flipped": Value("int8"),
         "category": Value("string"),
         **dict.fromkeys(OWN_NUMBERS, Value("float64")),
@@ -101,7 +102,7 @@ def tokenize_pairs(
     """Return the pairs that can be trained on as token ids, and counts.
 
     ``texts`` is a hash of prompt and responses as found. Responses end in one EOS, and ``augmented_ids`` are
-    empty where ``has_augmented_prompt`` is false.
+    empty where ``has_augmented_prompt`` is false; ``by_rules`` marks those that rules made.
     ``flipped`` (1, 0, or -1 if unknown) and ``OWN_NUMBERS`` refer to the label as found, and a tie is half a
     vote for and half a vote against it. The counts are ``rows``,
     ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
@@ -109,7 +110,8 @@ def tokenize_pairs(
     """
     given = None
     if augmentations is not None:
-        given = [sorted(augmentations.prompts.items()), sorted(augmentations.pairs or ())]
+        sets = (augmentations.pairs or (), augmentations.by_rules)
+        given = [sorted(augmentations.prompts.items()), *map(sorted, sets)]
     tokenized, counts = _tokenize(
         "pairs",
         rows,
@@ -255,9 +257,10 @@ def _tokenize_pairs(
     max_length: int,
     augmentations: Augmentations | None,
 ) -> dict[str, list[Any]]:
-    views = []
+    views, by_rules = [], []
     columns = (rows[name] for name in ("id", "prompt", "chosen", "chat", "reason", "augmented_prompt"))
     for options, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
+        by_rules.append(not given if augmentations is None else prompt in augmentations.by_rules)
         if reason is not None:
             view = ""
         elif augmentations is None:
@@ -280,6 +283,7 @@ def _tokenize_pairs(
         **{name: rows[name] for name in ("id", "texts", "category")},
         "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
         "has_augmented_prompt": known,
+        "by_rules": [rule and is_other for rule, is_other in zip(by_rules, known, strict=True)],
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         **{name: rows[name] for name in OWN_NUMBERS if name not in VOTES},
         **{

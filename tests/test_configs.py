@@ -118,7 +118,7 @@ def composed(base: Path, method: Path):
         if base.parent.name != "quickstart" or method.stem not in OF_ROWS
     ],
 )
-def test_preference(base, method, tiny, monkeypatch):
+def test_preference(base, method, tiny, monkeypatch, recwarn):
     arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
     if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
         write_no_figures(monkeypatch)
@@ -152,6 +152,10 @@ def test_preference(base, method, tiny, monkeypatch):
     assert summary["val_pairs"] == min(size, summary["counts"]["validation"]["kept"]) > 0, "of one batch"
     assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
     assert Path("run/noise_mask.parquet").exists() == (summary["noise_rate"] > 0)
+    if method.stem == "mwn":  # which learns at once: no threshold
+        error, *_ = pd.read_csv("run/metrics.csv")["train/meta/estimator_error"].dropna()
+        said = [str(one.message) for one in recwarn if "off the exact coefficients" in str(one.message)]
+        assert len(said) == (error > 0.2) and all("GhostDotProduct" in line for line in said)
 
 
 @pytest.mark.parametrize("base", SFT, ids=name)

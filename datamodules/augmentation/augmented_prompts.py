@@ -20,6 +20,8 @@ from ..row_values import values_of
 METADATA = b"pacmr_augment"
 _READ = ("prompt", "augmented_prompt")
 _IDS = "pair_ids"
+RULES = "rules"
+"""Method of rule-based rewording."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Augmentations:
     """By prompt."""
     pairs: frozenset[str] | None = None
     """Ids of the pairs that have them; None for all pairs of these prompts."""
+    by_rules: frozenset[str] = frozenset()
+    """Prompts that rules reworded, of ``prompts``."""
 
     def of(self, id: str, prompt: str) -> str:
         """Return a pair's augmented prompt, or the prompt itself if it has none."""
@@ -105,7 +109,8 @@ def write_augmentations(
 def read_augmentations(path: str | Path) -> Augmentations:
     """Return the augmented prompts of a Parquet file.
 
-    Columns are ``prompt``, ``augmented_prompt`` and, for some of a prompt's pairs alone, ``pair_ids``.
+    Columns are ``prompt``, ``augmented_prompt``, maybe ``method`` (``RULES``, or another) and, for some of a
+    prompt's pairs alone, ``pair_ids``.
     """
     path = local_path(path)
     if not path.is_file():
@@ -120,14 +125,18 @@ def read_augmentations(path: str | Path) -> Augmentations:
                         "a file that pacmr augment wrote."
                     )
             columns = file.read(list(_READ)).select(_READ).cast(pa.schema([(n, pa.string()) for n in _READ]))
-            ids = file.read([_IDS])[_IDS].to_pylist() if _IDS in names else None
+            ids, methods = (
+                file.read([name])[name].to_pylist() if name in names else None for name in (_IDS, "method")
+            )
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read as Parquet with texts ({first_line(error)}); name a "
             "file that pacmr augment wrote."
         ) from None
-    pairs = zip(*(columns[name].to_pylist() for name in _READ), strict=True)
-    found = {prompt: augmented for prompt, augmented in pairs if prompt is not None and augmented is not None}
+    both = zip(*(columns[name].to_pylist() for name in _READ), strict=True)
+    found = {prompt: augmented for prompt, augmented in both if prompt is not None and augmented is not None}
     if not found:
         raise UserError(f"{path} holds no augmented prompts; write it again with pacmr augment.")
-    return Augmentations(found, None if ids is None else frozenset(name for own in ids for name in own or ()))
+    pairs = None if ids is None else frozenset(name for own in ids for name in own or ())
+    made = zip(columns["prompt"].to_pylist(), methods or (), strict=methods is not None)
+    return Augmentations(found, pairs, frozenset(prompt for prompt, method in made if method == RULES))

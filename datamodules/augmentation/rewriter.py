@@ -18,7 +18,7 @@ from pacmr_lightning.errors import UserError
 from .. import rewording
 from ..sampling import stratified_sample
 from ..tokenization import tokenize_pairs
-from .augmented_prompts import Augmentations, AugmentedPrompt, training_prompts
+from .augmented_prompts import RULES, Augmentations, AugmentedPrompt, training_prompts
 from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
 WORDLESS = "came back without words"
@@ -71,7 +71,7 @@ class Rewriter(ABC):
 class Rules(Rewriter):
     """Rule-based rewriting (``rewording.reword``) of whole prompts: no model, only surface changes."""
 
-    method = "rules"
+    method = RULES
 
     @property
     def settings(self) -> dict[str, Any]:

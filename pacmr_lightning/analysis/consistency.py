@@ -24,8 +24,8 @@ def judged_pairs(
     """Compute u of pairs (``pairs``: a random number) under both prompts; log-probabilities are cached.
 
     Returns one row per pair: ``id``, ``prompt`` (index among distinct prompts), ``u`` and ``augmented_u``
-    (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (the row's own augmented
-    prompt, else rule-based). ``attrs["no_augmented_prompt"]`` counts pairs without one.
+    (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (false if rules made the
+    augmented prompt). ``attrs["no_augmented_prompt"]`` counts pairs without one.
     """
     data.setup("fit" if split == "train" else "validate")
     known = data.train_pairs if split == "train" else data.validation_pairs
@@ -49,7 +49,7 @@ def judged_pairs(
         ours = chosen.values(log_probs, policy, title, augmented=augmented, of_adapter=True)
         base = chosen.reference_log_probs(policy, f"{title}, reference", augmented=augmented)
         u.append(module.objective.beta * np.subtract(*(ours - base).astype(float).T))
-    rows = chosen.rows.select_columns(["id", "prompt", "category"]).to_pandas()
+    rows = chosen.rows.select_columns(["id", "prompt", "category", "by_rules"]).to_pandas()
     frame = pd.DataFrame(
         {
             "id": rows["id"],
@@ -58,13 +58,9 @@ def judged_pairs(
             "augmented_u": u[1],
             "clean": np.not_equal(chosen.flipped, 1).astype(int),
             "category": rows["category"],
-            "given_view": True,
+            "given_view": ~rows["by_rules"],
         }
     )
-    if split != "train" or not data.augmentations:
-        found = data.source.load(split)
-        views = zip(found["id"], found["augmented_prompt"], strict=True)
-        frame["given_view"] = frame["id"].isin([name for name, view in views if view])
     frame.attrs["no_augmented_prompt"] = len(known) - len(eligible)
     return frame
 

@@ -17,14 +17,20 @@ from ..files import save_figure
 LEAST = 30
 """Minimum number of retained pairs in a curve."""
 PANELS = {"clean_accuracy": "Clean accuracy (%)", "direction_agreement": "Direction agreement (%)"}
+LONG = 25
+"""Characters above which labels stand below each other."""
 MARKERS = "osD^vP*X"
 
 
 def draw_consistency(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
     """Draw accuracy and agreement over coverage, for rising thresholds, marked at ``taus``.
 
-    ``curves`` are rows of ``measure`` by run label; ``path`` has no ending.
+    ``curves`` are rows of ``consistency_by_threshold`` by label; ``path`` has no ending.
     """
+    labels = {
+        name: name if curve["retained"].ge(LEAST).any() else f"{name} (not drawn: under {LEAST} pairs)"
+        for name, curve in curves.items()
+    }
     figure, axes = plt.subplots(1, len(PANELS), figsize=(7.2, 3.4), layout="constrained")
     marked = dict(zip(taus, cycle(MARKERS), strict=False))
     for axis, (name, heading) in zip(axes, PANELS.items(), strict=True):
@@ -40,14 +46,17 @@ def draw_consistency(curves: dict[str, pd.DataFrame], taus: Sequence[float], pat
                 point = shown["tau"].eq(tau)
                 axis.plot(x[point], y[point], marker, color=color, markersize=5.5, mec="white", zorder=3)
         axis.set(xlabel="Coverage (%)", ylabel=heading, xlim=(0, 101))
+        if not any(len(line.get_xdata()) for line in axis.lines):
+            axis.set_ylim(0, 100)
         axis.grid(alpha=0.3)
-    runs = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(curves)]
+    runs = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(labels.values())]
     marks = [
         Line2D([], [], marker=marker, color="0.35", linestyle="none", label=f"τ = {tau:g}")
         for tau, marker in marked.items()
     ]
     band = Patch(color="0.35", alpha=0.2, linewidth=0, label="± 1 standard error")
-    figure.legend(handles=runs, loc="outside upper center", ncols=min(len(runs), 3), frameon=False)
+    columns = min(len(runs), 3) if max(map(len, labels.values())) <= LONG else 1
+    figure.legend(handles=runs, loc="outside upper center", ncols=columns, frameon=False)
     figure.legend(handles=[*marks, band], loc="outside lower center", ncols=5, frameon=False)
     save_figure(figure, path)
     plt.close(figure)

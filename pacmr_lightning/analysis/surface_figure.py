@@ -146,7 +146,15 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
     for each in (axis.xaxis, axis.yaxis, axis.zaxis):
         each.labelpad = -2
         each.set_rotate_label(False)
-        each.set_major_locator(MaxNLocator(5))
+    axis.set(xticks=_inner_ticks(surface.delta), yticks=_inner_ticks(surface.u))
+    axis.zaxis.set_major_locator(MaxNLocator(5))
+
+
+def _inner_ticks(values: np.ndarray) -> np.ndarray:
+    """Return ticks away from the ends of rising values, where the labels of two axes would meet."""
+    low, high = values[0], values[-1]
+    ticks, margin = MaxNLocator(4).tick_values(low, high), (high - low) / 8
+    return ticks[(ticks >= low + margin) & (ticks <= high - margin)]
 
 
 def contours(surface: Surface) -> tuple[np.ndarray, list[float]]:

@@ -62,8 +62,8 @@ def analyze(
             configuration, else the rows' own, else rule-based rewording.
 
     Returns:
-        The rows of ``consistency_by_threshold`` with ``task``, folder ``run``, ``step`` (policy updates) and
-        ``split``.
+        The rows of ``consistency_by_threshold`` with ``task`` (pairs whose augmented prompt was made by rules
+        apart), folder ``run``, ``step`` (policy updates) and ``split``.
 
     Raises:
         UserError: an option is out of range, or a run's files or pairs do not fit.
@@ -81,19 +81,21 @@ def analyze(
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = local_path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
-    judged: dict[str, pd.DataFrame] = {}
-    parts, notes = [], []
+    judged, parts, notes = [], [], []
     for label, run in zip(_labels(probes), probes, strict=True):
         module, data, step = load_run(run, augmentations)
         frame = judged_pairs(module, data, split, pairs, seed)
-        rows = consistency_by_threshold(frame, taus)
-        names = {"task": label, "run": run.folder, "step": step, "split": split}
-        parts.append(pd.DataFrame(names, index=rows.index).join(rows))
+        frame["task"] = np.where(frame["given_view"], label, f"{label}, by rules")
+        for given in sorted(frame["given_view"].unique(), reverse=True):
+            group = frame[frame["given_view"].eq(given)]
+            rows = consistency_by_threshold(group, taus)
+            names = {"task": group["task"].iloc[0], "run": run.folder, "step": step, "split": split}
+            parts.append(pd.DataFrame(names, index=rows.index).join(rows))
         notes.append(_note(label, run, step, split, frame))
-        judged[label] = frame
+        judged.append(frame)
     table = pd.concat(parts, ignore_index=True)
     notes.append("Standard errors, in the CSV and the figure, are clustered by prompt.")
-    _write(folder, split, table, judged, notes)
+    _write(folder, split, table, pd.concat(judged, ignore_index=True), notes)
     _show(folder, table, notes)
     return table
 
@@ -125,22 +127,19 @@ def _percent(share: float) -> str:
 
 
 def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Return the cells of the table; values common to a run's rows are only in its first row."""
-    new_run = table["run"].ne(table["run"].shift())
+    """Return the cells of the table; values common to a task's rows are only in its first row."""
+    new_task = table["task"].ne(table["task"].shift())
     return [
         ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
-        for (_, row), first in zip(table.iterrows(), new_run, strict=True)
+        for (_, row), first in zip(table.iterrows(), new_task, strict=True)
     ]
 
 
-def _write(
-    folder: Path, split: str, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
-) -> None:
+def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, notes: list[str]) -> None:
     from ..analysis.consistency_figure import draw_consistency
 
     name = f"consistency-{split}"
-    everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
-    write_frame(folder / f"pairs-{split}.parquet", everything)
+    write_frame(folder / f"pairs-{split}.parquet", pairs)
     write_frame(folder / f"{name}.csv", table)
     lines = [
         "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
@@ -149,7 +148,8 @@ def _write(
     write_text(folder / f"{name}.md", "\n".join(lines) + "\n")
     taus = sorted(set(table["tau"]))
     curves = {
-        label: consistency_by_threshold(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()
+        task: consistency_by_threshold(pairs[pairs["task"].eq(task)], sorted({*CURVE, *taus}))
+        for task in table["task"].unique()
     }
     draw_consistency(curves, taus, folder / name)
 

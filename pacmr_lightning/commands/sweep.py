@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from typing import Any, Literal, NoReturn
 from ..command_line.output import print_result
 from ..command_line.short_forms import expanded
 from ..errors import UserError, user_error
+from ..files import local_path
 from ..runs.folder import SUMMARY
 from ..runs.shipped_configs import resolved
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, command_words, read_sweep
-from ..sweep.state import has_begun, has_responses, job_of, reason, state_of
+from ..sweep.state import given_options, has_begun, has_responses, job_of, reason, state_of, texts_in
+
+_DATA_FILE = re.compile(r".*\.(jsonl?(\.gz)?|parquet)", re.DOTALL)
 
 Submitter = Callable[[Sweep, list[Cell]], None]
 
@@ -46,7 +50,7 @@ def sweep(
         jobs: number of parallel cells; default: that of the file, or SLURM's limit.
         launcher: "local" runs the cells on this machine, "slurm" submits them as jobs.
         slurm: options of --launcher slurm.
-        dry_run: check the file and print the commands of the cells.
+        dry_run: check the file, and that the cells' data exist or ``prepare`` makes them; print the commands.
         tables_only: write tables and figures of the trained cells and their stored judgements.
         retry_failed: also run failed cells again.
 
@@ -95,7 +99,7 @@ def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> UserError | None:
 
             if launcher == "local":
                 run_all(_with_afterwards(sweep), [], len(found))
-            for entry in sweep.afterwards:
+            for entry in replace(sweep, prepare=sweep.afterwards).preparations():
                 if not Path(entry.output).exists():
                     print_result(f"{entry.output} is left to make: pacmr {entry.command}")
     except UserError as error:
@@ -117,7 +121,7 @@ def _with_afterwards(sweep: Sweep) -> Sweep:
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print their commands and number, with a note."""
     states = [state_of(cell) for cell in found]
-    check_swept_options(found)
+    check_files(sweep, found, check_swept_options(found))
     predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
     for preparation in _with_afterwards(sweep).preparations():
         there = " (exists)" if Path(preparation.output).exists() else ""
@@ -161,7 +165,7 @@ def run_cells(
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
     if not left:
         return
-    check_swept_options(left)
+    check_files(sweep, left, check_swept_options(left))
     if sweep.evaluate:
         check_answers(sweep, left)
     if submitter:
@@ -209,6 +213,28 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
             _check_folder(config, objects, cell)
             _check_command(cell.first, f"first of the cell {cell.name}")
     return parsed
+
+
+def check_files(sweep: Sweep, found: list[Cell], parsed: dict[str, tuple[Any, Any]]) -> None:
+    """Raise a UserError if a cell would read a data file that is missing and is made by nothing before it.
+
+    ``parsed`` is of ``check_swept_options``; what is in the sweep's own folder comes from cells.
+    """
+    for cell in found:
+        config, objects = parsed[cell.variant]
+        values = [given_options(cell.arguments), config.model.as_dict(), config.data.as_dict()]
+        for _, text in texts_in(values):
+            if not _DATA_FILE.fullmatch(text):
+                continue
+            if local_path(text).exists() or _made_later(sweep, text) or sweep.output in text:
+                continue
+            options = vars(objects.data)
+            if text == options.get("augmentations") and not options.get("meta_every"):
+                continue  # read for meta-batches only
+            raise UserError(
+                f"The cell {cell.name} would read {text}, which does not exist and which no command of "
+                "prepare makes; make it first, or name another file."
+            )
 
 
 def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Figures of a sweep's measures over noise rates and varied options."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
+from ..analysis.surface_page import steps_of, write_surface_page
 from ..files import save_figure
+from .cells import Cell
 from .results import GREEK, MEASURES, option_columns, seed_means
 from .spec import Sweep
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colour-blind safe (Okabe and Ito), without yellow, which is too faint for lines."""
 MARKERS = "osD^vP*X"
-LEGEND = "injected noise rate (mean ± standard error over seeds)"
 
 
 def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
@@ -38,6 +43,29 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
             save_png_and_pdf(figure, folder / f"{name}-{options[0]}")
 
 
+def draw_vnets(done: Sequence[Cell], folder: Path) -> None:
+    """Write VNet's surfaces and weights at each saved step, noise rates in columns, for one seed.
+
+    The pages are ``METHOD-step-NNNNN`` for steps that all runs have saved; and ``METHOD-last``, if some of
+    them ended earlier than others.
+    """
+    pages: dict[str, list[Cell]] = {}
+    for cell in done:
+        if steps_of(cell.folder):
+            runs = pages.setdefault(re.sub(r"-noise[^-]+|-seed\d+$", "", cell.name), [])
+            runs += [cell] if not runs or runs[0].seed == cell.seed else []
+    for name, runs in pages.items():
+        saved = [steps_of(cell.folder) for cell in runs]
+        drawn: dict[str, int | None] = {
+            f"step-{step:05d}": step for step in sorted(set.intersection(*map(set, saved)))
+        }
+        if len({steps[-1] for steps in saved}) > 1:
+            drawn["last"] = None
+        for word, step in drawn.items():
+            output = folder / f"{name}-{word}.png"
+            write_surface_page([str(cell.folder) for cell in runs], str(output), step)
+
+
 def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     """Draw methods in rows, a panel per measure, and mean ± standard error per noise rate."""
     measures = _drawn(numbers)
@@ -52,12 +80,14 @@ def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
             style = _style(i, f"{rate:.0%}") | {"ls": "none", "elinewidth": 1}
             axis.errorbar(found["mean"], beside, xerr=found["stderr"], **style)
         axis.set_xlabel(MEASURES[name].heading)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.ticklabel_format(axis="x", style="plain", useOffset=False)  # an offset would be on the label
         axis.grid(axis="x", alpha=0.3)
         for place in places[::2]:
             axis.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
     axes[0].set_yticks(places, rows)
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
-    _legend(figure, axes[0], LEGEND)
+    _legend(figure, axes[0], _what(numbers))
     return figure
 
 
@@ -79,8 +109,14 @@ def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: 
         if not numeric:
             axis.set_xticks(list(places), rows[option].astype(str), rotation=20, ha="right")
         axis.grid(alpha=0.3)
-    _legend(figure, axes[0], f"{method}; {LEGEND}")
+    _legend(figure, axes[0], f"{method}, {_what(numbers)}")
     return figure
+
+
+def _what(numbers: pd.DataFrame) -> str:
+    """Return the legend's title, in lines that fit over one panel."""
+    error = "\nmean ± standard error over seeds" if numbers["seeds"].max() > 1 else ""
+    return f"injected noise rate{error}"
 
 
 def _at(numbers: pd.DataFrame, measure: str, rate: float) -> pd.DataFrame:
@@ -100,11 +136,16 @@ def _drawn(numbers: pd.DataFrame) -> list[str]:
 
 def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure with ``count`` axes, three in a line."""
-    option_columns = min(3, count)
-    lines = -(-count // option_columns)
-    size = 0.8 + width * option_columns, 0.6 + height * lines
+    columns = min(3, count)
+    lines = -(-count // columns)
+    size = 0.8 + width * columns, 0.6 + height * lines
     figure, axes = plt.subplots(
-        lines, option_columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
+        lines,
+        columns,
+        figsize=size,
+        sharey=sharey,
+        squeeze=False,
+        layout=ConstrainedLayoutEngine(wspace=0.06),
     )
     for axis in axes.flat[count:]:
         axis.remove()
@@ -113,7 +154,10 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
 
 def _legend(figure: Figure, axis: Axes, title: str) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False)
+    legend = figure.legend(
+        handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False
+    )
+    legend.get_title().set_multialignment("center")
 
 
 def save_png_and_pdf(figure: Figure, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..runs.folder import SAMPLES, read_summary
+from ..runs.folder import ALL_CATEGORIES, SAMPLES, WEIGHT_GAP_TABLE, read_summary
 from .cells import Cell, anchor_cells, short_name
 from .evaluation import judged_wins
 from .spec import Sweep
@@ -29,26 +29,32 @@ class Measure:
 
 MEASURES = {
     "gold_reward": Measure("Gold reward", 2, lambda s: s["metrics"].get("val/gold_reward")),
-    "win_rate": Measure("Win rate (%)", 1),
-    "win_score": Measure("Win-score", 3),
+    "win_rate": Measure("Win rate (%)", 2),
+    "win_score": Measure("Win-score", 4),
     "val_accuracy": Measure("Validation accuracy", 3, itemgetter("val_accuracy")),
     "gold_accuracy": Measure("Accuracy by the gold sign", 3, lambda s: s["metrics"].get("val/gold_accuracy")),
-    "weight_gap": Measure("Weight gap", 3, itemgetter("weight_gap")),
+    "weight_gap": Measure("Weight gap", 4, itemgetter("weight_gap")),
     "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
     "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
 }
 """Measures to maximize."""
 KL = {"sequence_kl": Measure("Sequence KL", 2, lambda s: s["metrics"].get("val/sequence_kl"))}
 WEIGHTS = {
-    f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 3, itemgetter(f"weight_mean_{kind}"))
+    f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 4, itemgetter(f"weight_mean_{kind}"))
     for kind in ("unflipped", "flipped")
 }
+PROBE = {
+    "probe_mean_unflipped": Measure("Mean weight (unflipped)", 4),
+    "probe_mean_flipped": Measure("Mean weight (flipped)", 4),
+    "probe_gap": Measure("Weight gap", 4),
+}
+"""Weights of the same training pairs in all runs, by the final weight function."""
 VNET = {
     "vnet_updates": Measure("VNet's updates", 1, lambda s: s.get("vnet_updates")),
     "vnet_skipped": Measure("skipped", 1, lambda s: s.get("vnet_skipped")),
 }
-"""Measures without a direction, with ``KL`` and ``WEIGHTS``."""
-NUMBERS = MEASURES | KL | WEIGHTS | VNET
+"""Measures without a direction, with ``KL``, ``WEIGHTS`` and ``PROBE``."""
+NUMBERS = MEASURES | KL | WEIGHTS | PROBE | VNET
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""
@@ -77,8 +83,9 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
+        row |= _probe_weights(cell)
         if summary["flip_auroc"] is None:  # all weights are equal
-            row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
+            row |= dict.fromkeys([*WEIGHTS, *PROBE, "weight_gap"])
         anchor = anchors.get(cell.name)
         if sweep.evaluate is None:
             row |= _wins(rewards[cell.name], rewards[anchor.name] if anchor else None)
@@ -100,6 +107,16 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     return ", ".join([method.label or cell.method, *words])
 
 
+def _probe_weights(cell: Cell) -> dict[str, float | None]:
+    """``PROBE`` from the last row of the callback WeightGap, None without one."""
+    path = cell.folder / WEIGHT_GAP_TABLE
+    if not path.exists():
+        return dict.fromkeys(PROBE)
+    table = pd.read_csv(path)
+    last = table[table["set"].eq("probe") & table["category"].eq(ALL_CATEGORIES)].iloc[-1]
+    return {name: last[name.removeprefix("probe_")] for name in PROBE}
+
+
 def _sampled_rewards(cell: Cell) -> np.ndarray | None:
     """(S,) gold rewards of the run's sampled responses, prompt by prompt."""
     path = cell.folder / SAMPLES
@@ -110,7 +127,7 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
 
 
 def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
-    """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix E), by gold reward."""
+    """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix H), by gold reward."""
     if own is None or anchor is None or len(own) != len(anchor):
         return {"win_rate": None, "win_score": None}
     score = 1 + float(np.mean(np.sign(own - anchor)))

@@ -48,9 +48,10 @@ class Preparation:
     """A requirement of the cells, such as the model after SFT."""
 
     output: str
-    """File or folder that it makes; skipped if it exists. With ``{seed}`` in it, one per seed."""
+    """File or folder that it makes; skipped if it exists. With ``{seed}`` in it, one per seed; ``{output}``
+    stands for the sweep's."""
     command: str
-    """Arguments of ``pacmr``."""
+    """Arguments of ``pacmr``, with the same placeholders."""
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Sweep:
     anchor: str | None = "dpo"
     """Method that others are compared with; None for no comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
-    """Further tables of some methods, by name."""
+    """Further tables of some methods, by name, with a row for each varied value."""
     jobs: int = 1
     """Parallel cells."""
     threads: int = 1
@@ -112,7 +113,10 @@ class Sweep:
         return [
             Preparation(*filled([entry.output, entry.command], known, f"The command of {entry.output}"))
             for entry in self.prepare
-            for known in ([{"seed": seed} for seed in self.seeds] if "{seed}" in entry.output else [{}])
+            for known in (
+                {"output": self.output, **one}
+                for one in ([{"seed": seed} for seed in self.seeds] if "{seed}" in entry.output else [{}])
+            )
         ]
 
 
@@ -163,8 +167,9 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
 def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     """Return the contents of a sweep file, with empty settings as ``{}`` and ``~`` as home folders.
 
-    A file that is ``like`` another has its keys too, except those that it gives itself. ``of`` are the files
-    that are like this one.
+    A file that is ``like`` another has its keys too, except those that it gives itself. Of ``prepare`` and
+    ``afterwards`` it replaces the entries with the same output, and adds others. ``of`` are the files that
+    are like this one.
     """
     try:
         found = expanded(get_loader("yaml")(Path(resolved(path)).read_text(encoding="utf-8")))
@@ -184,7 +189,14 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
             raise UserError(
                 f"{other} is like itself ({' - '.join([*of, path, other])}); name another sweep file."
             )
-        found = read_yaml(other, (*of, path)) | found
+        base = read_yaml(other, (*of, path))
+        for name in ("prepare", "afterwards"):
+            if found.get(name) and base.get(name):
+                for one, place in ((base, other), (found, path)):
+                    _check_entries(one, name, place)
+                entries = {entry["output"]: entry for entry in [*base[name], *found[name]]}
+                found[name] = [*entries.values()]
+        found = base | found
     return found
 
 
@@ -211,14 +223,18 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
         for name, settings in methods.items():
             _check_keys(SweptMethod, settings, f"{place}, method {name}")
     for name in ("prepare", "afterwards"):
-        for entry in found.get(name) or ():
-            _check_keys(Preparation, entry, f"{place}, {name}")
+        _check_entries(found, name, place)
     parser = OptionParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
         return parser.instantiate(parser.parse_object({"all": deepcopy(found)}))["all"]
     except ArgumentError as error:
         raise UserError(f"{place}: {short_message(error).removeprefix('all.')}") from None
+
+
+def _check_entries(found: dict[str, Any], name: str, place: str) -> None:
+    for entry in found.get(name) or ():
+        _check_keys(Preparation, entry, f"{place}, {name}")
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -151,17 +152,17 @@ def _described(cell: Cell) -> dict[str, Any]:
     found = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     # Records omit empty values.
     described = {key: value for key, value in found.items() if value}
-    files = _inputs([_options(cell.arguments), *configs.values()], cell)
+    files = _inputs([given_options(cell.arguments), *configs.values()], cell)
     return json.loads(json.dumps(described, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
     """Settings that determine the responses of a trained cell."""
-    return {"options": cell.predict, "files": _inputs([_options(cell.predict)], cell)}
+    return {"options": cell.predict, "files": _inputs([given_options(cell.predict)], cell)}
 
 
-def _options(words: list[str]) -> dict[str, Any]:
-    """Return the values of a command's options, those in JSON as objects."""
+def given_options(words: list[str]) -> dict[str, Any]:
+    """Return the values of the options of a ``pacmr`` command, those in JSON as objects."""
     found: dict[str, Any] = {}
     words = words[len(words) % 2 :]  # without the command
     for name, text in zip(words[::2], words[1::2], strict=True):
@@ -171,37 +172,38 @@ def _options(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _inputs(options: Any, cell: Cell, name: str = "") -> dict[str, str]:
+def texts_in(options: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts in options, those inside of dicts and lists included, each after its option's name."""
+    if isinstance(options, dict | list):
+        for key, value in options.items() if isinstance(options, dict) else enumerate(options):
+            yield from texts_in(value, f"{name}.{key}")
+    elif isinstance(options, str) and options:
+        yield name, options
+
+
+def _inputs(options: Any, cell: Cell) -> dict[str, str]:
     """Return digests by path of files, models and data that options read; of those on the Hub, commits.
 
     Without configs, whose contents are compared, and the files of this cell and its predecessor.
     """
-    if isinstance(options, dict | list):
-        items = options.items() if isinstance(options, dict) else enumerate(options)
-        each = [_inputs(value, cell, f"{name}.{key}") for key, value in items]
-        return {path: digest for found in each for path, digest in found.items()}
-    if not isinstance(options, str) or not options:
-        return {}
-    path = local_path(options).resolve()
-    own = any(path.is_relative_to(folder.resolve()) for folder in (cell.folder, cell.after) if folder)
-    if own or path.suffix in (".yaml", ".yml"):
-        return {}
-    is_model = any(os.path.isfile(path / file) for file in ("config.json", "tokenizer.json", ADAPTER))
-    # Other folders are written to, by loggers for one.
-    if (
-        os.path.isfile(path)
-        or is_model
-        or (os.path.isdir(path) and re.search(r"\.(source|clean_meta)\b", name))
-    ):
-        found = {options: _digest(path, tuple((file, file.stat().st_mtime_ns) for file in _files(path)))}
-    else:
-        found = {}
-        for kind in ("models", "datasets"):
-            commit = Path(HF_HUB_CACHE, f"{kind}--{options.replace('/', '--')}", "refs", "main")
-            if os.path.isfile(commit):
-                found[options] = commit.read_text()
-    if os.path.isfile(path / ADAPTER):
-        found |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
+    found: dict[str, str] = {}
+    for name, text in texts_in(options):
+        path = local_path(text).resolve()
+        own = any(path.is_relative_to(folder.resolve()) for folder in (cell.folder, cell.after) if folder)
+        if own or path.suffix in (".yaml", ".yml"):
+            continue
+        is_model = any(os.path.isfile(path / file) for file in ("config.json", "tokenizer.json", ADAPTER))
+        # Other folders are written to, by loggers for one.
+        is_data = os.path.isdir(path) and re.search(r"\.(source|clean_meta)\b", name)
+        if os.path.isfile(path) or is_model or is_data:
+            found[text] = _digest(path, tuple((file, file.stat().st_mtime_ns) for file in _files(path)))
+        else:
+            for kind in ("models", "datasets"):
+                commit = Path(HF_HUB_CACHE, f"{kind}--{text.replace('/', '--')}", "refs", "main")
+                if os.path.isfile(commit):
+                    found[text] = commit.read_text()
+        if os.path.isfile(path / ADAPTER):
+            found |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
     return found
 
 

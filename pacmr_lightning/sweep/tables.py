@@ -15,6 +15,7 @@ from .results import (
     GREEK,
     MEASURES,
     NUMBERS,
+    PROBE,
     VNET,
     WEIGHTS,
     differences,
@@ -141,7 +142,7 @@ def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: 
 
 def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     """Write the tables and figures of finished cells to ``report``; return the path of ``tables.md``."""
-    from .figures import draw_all
+    from .figures import draw_all, draw_vnets
 
     folder = Path(sweep.report or sweep.output)
     frame = results(sweep, done)
@@ -158,6 +159,7 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     note = f"VNet made no update in: {'; '.join(names)}. Their weights never changed.\n\n" if names else ""
     page = write(folder, tables(sweep, frame, judged), texts, note)
     draw_all(sweep, frame, folder / "figures")
+    draw_vnets(done, folder / "figures")
     return page
 
 
@@ -201,6 +203,10 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
         caption = f"Mean weights of unflipped and flipped training pairs, and VNet's updates; {over}"
         measures = [*WEIGHTS, "weight_gap", *VNET]
         found.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
+    probed = frame[frame["probe_gap"].notna()]
+    if len(probed):
+        caption = f"Mean weights of the same training pairs in all runs, by the final weight function; {over}"
+        found.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*PROBE]))
     if anchor:
         gaps = differences(frame).rename(columns={"first": "row"})
         for name in known:
@@ -251,7 +257,8 @@ def _by_noise(
     entries: list[list[Entry]] = []
     for key, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
         rate = cast("float", key)
-        best = {name: _best(numbers, rows["row"], name, rate) for name in measures if name in MEASURES}
+        fair = rows[~rows["bound"]]["row"]
+        best = {name: _best(numbers, fair, name, rate) for name in measures if name in MEASURES}
         for _, row in rows.iterrows():
             label = [str(row["task"]), f"{rate:.0%}", *(str(row[key]) for key in keys)]
             values = [_value(numbers, row["row"], m, rate, row["row"] in best.get(m, ())) for m in measures]
@@ -260,10 +267,10 @@ def _by_noise(
 
 
 def _best(numbers: pd.DataFrame, rows: pd.Series, measure: str, rate: float) -> set[str]:
-    """Rows with the largest mean at the displayed precision."""
+    """Rows with the largest mean at the displayed precision; none if all are equal."""
     asked = numbers["row"].isin(rows) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)
     shown = numbers[asked].set_index("row")["mean"].round(NUMBERS[measure].digits)
-    return set(shown.index[shown.eq(shown.max())])
+    return set(shown.index[shown.eq(shown.max())]) if shown.nunique() > 1 else set()
 
 
 def _value(
@@ -281,7 +288,9 @@ def _value(
 
 def _judged(caption: str, frame: pd.DataFrame, judged: pd.DataFrame) -> Table:
     """Methods and noise rates in rows, with the judge's verdicts over all seeds."""
-    names = {"win_rate": ("Win rate (%)", 1), "tie_rate": ("Ties (%)", 1), "win_score": ("Win-score", 3)}
+    win, score = (MEASURES[name] for name in WIN)
+    names = {"win_rate": (win.heading, win.digits), "tie_rate": ("Ties (%)", win.digits)}
+    names["win_score"] = (score.heading, score.digits)
     last = {"flipped": "Flipped with the order (%)", "invalid": "Answers without a verdict (%)"}
     words = ["Method", "Noise rate", "Pairs", *(heading for heading, _ in names.values()), *last.values()]
     entries: list[list[Entry]] = []

@@ -145,7 +145,7 @@ def update_vnet(
     # Line 10: c_i = d_meta . grad l_i(omega), clipped.
     c = estimator.coefficients(pairs, found.d_meta)
     if compare:
-        metrics["meta/estimator_error"] = relative_error(estimator, c, pairs.along(found.d_meta))
+        metrics["meta/estimator_error"] = relative_error(c, pairs.along(found.d_meta))
     clipped = estimator.clipped(c)
     metrics |= coefficient_metrics(c, clipped, inner.total)
     # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.

@@ -228,7 +228,7 @@ def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, 
         trainer().predict(Recorder(), data(Files(path, path), predict_max_length=2))
 
 
-def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, pair_rows):
+def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, pair_rows, caplog):
     rows = pair_rows(60)
     path = write_rows(rows)
     drawn = draw_prompts(Files(path, path), 20, 42)
@@ -242,6 +242,8 @@ def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, p
     assert {p.text for p in draw_prompts(Files(path, path), 30, 42)} > {p.text for p in drawn}
     for count in (None, 60, 61):
         assert [p.text for p in draw_prompts(Files(path, path), count, 42)] == [r["prompt"] for r in rows]
+        told = "rows.jsonl has 60 distinct prompts, fewer than the 61 asked for." in caplog.text
+        assert told == (count == 61)
 
 
 def test_a_source_without_prompts(write_rows, trainer, data):

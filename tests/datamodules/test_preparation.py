@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from lightning.pytorch import Trainer
 
+from pacmr_lightning import cli
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.noise import (
     AnnotatorNoise,
@@ -84,7 +85,7 @@ def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pa
         make(augmentations="none.parquet")
 
 
-def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows, pair_rows):
+def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows, pair_rows, tmp_path):
     """In a training run whose VNet learns from them, and in no other."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
@@ -97,6 +98,11 @@ def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows
     some = Files(write_rows([*rows, *unchanged], "more.jsonl"), write_rows(rows[:4], "validation.jsonl"))
     with pytest.warns(UserWarning, match=r"VNet learns from 12 prompts of more\.jsonl"):
         make(some, trainer)
+    file = str(tmp_path / "rules.parquet")
+    words = ["--source", "Files", "--source.train", some.splits.train, "--source.validation"]
+    cli.main(["augment", *words, some.splits.validation, "--rewriter", "Rules", "--output", file])
+    with pytest.warns(UserWarning, match=r"VNet learns from 30 prompts of more\.jsonl.*BackTranslation"):
+        make(some, trainer, augmentations=file)
     prompts = [row["prompt"] for row in pair_rows(30)]
     with warnings.catch_warnings(action="error"):
         make(some)

@@ -87,17 +87,19 @@ def test_values_of_every_pair(split, run):
 def test_the_table(run, capsys):
     table = analyze([str(run)], "train", TAUS)
     pairs = pd.read_parquet(run / "analysis/pairs-train.parquet")
-    measured = consistency_by_threshold(pairs, TAUS)
+    kinds = [pairs[pairs["given_view"]], pairs[~pairs["given_view"]]]
+    measured = pd.concat([consistency_by_threshold(kind, TAUS) for kind in kinds], ignore_index=True)
     pd.testing.assert_frame_equal(table[measured.columns], measured)
-    assert table["pairs"].tolist() == [24, 24] and set(table["step"]) == {3}
+    assert table["pairs"].tolist() == [23, 23, 1, 1] and set(table["step"]) == {3}
+    assert table["task"].tolist() == ["tiny", "tiny", "tiny, by rules", "tiny, by rules"]
     folder = run / "analysis"
     pd.testing.assert_frame_equal(pd.read_csv(folder / "consistency-train.csv"), table)
     lines = (folder / "consistency-train.md").read_text().splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     row = table.iloc[0]
     means = [f"{100 * row[name]:.2f}" for name in ("coverage", "clean_accuracy", "direction_agreement")]
-    assert cells == ["tiny", "24", f"{row['l1']:.4f}", "0.5", *means]
-    notes = " ".join("\n".join(lines[5:]).split())
+    assert cells == ["tiny", "23", f"{row['l1']:.4f}", "0.5", *means]
+    notes = " ".join("\n".join(lines[7:]).split())
     assert "trained with injected noise (noise_rate 0.3)" in notes and "after 3 updates" in notes
     assert "23 from the data, 1 by rules" in notes
     assert "without an augmented prompt, excluded: 8 pairs" in notes
@@ -154,8 +156,8 @@ def test_a_sample(run):
 
 def test_two_runs(run, finished, tmp_path):
     table = analyze([str(run), str(finished)], "validation", output=str(tmp_path / "both"))
-    assert table["run"].tolist() == [str(run)] * 3 + [str(finished)] * 3
-    assert table["task"].tolist() == table["run"].tolist(), "one task twice goes by the folders"
+    assert table["run"].tolist() == [str(run)] * 6 + [str(finished)] * 6
+    assert [*table["task"].unique()][::2] == [str(run), str(finished)], "one task twice goes by the folders"
     one, two = (part.drop(columns=["task", "run"]).to_numpy()[:, 1:] for _, part in table.groupby("run"))
     np.testing.assert_array_equal(one.astype(str), two.astype(str))
     assert len(pd.read_parquet(tmp_path / "both" / "pairs-validation.parquet")) == 2 * 7
@@ -171,6 +173,17 @@ def test_second_wordings_of_a_file(run, tmp_path):
     assert pairs["id"].tolist() == [row["id"] for row in expected] and len(table) == 3
     np.testing.assert_allclose(pairs["augmented_u"], expected_u(run, expected, "other"), atol=1e-4)
     assert pairs["given_view"].all()
+
+
+def test_a_file_of_augment_by_rules(run, finished, tmp_path):
+    """As the augmented prompts that analyze makes itself by rules, also in its table."""
+    train, output = finished.parent / "train.jsonl", tmp_path / "rules.parquet"
+    words = ["augment", "--rewriter", "Rules", "--source", "Files", "--source.train", str(train)]
+    cli.main([*words, "--source.validation", str(train), "--output", str(output)])
+    cli.main(["analyze", str(run), "--augmentations", str(output)])
+    lines = (run / "analysis/consistency-train.md").read_text().splitlines()
+    assert any("0 from the data, 1 by rules" in line for line in lines)
+    assert lines[2].startswith("| tiny, by rules | 1 |") and lines[3].startswith("|  |  |  | 0.6 |")
 
 
 def edit(run, section, **options):

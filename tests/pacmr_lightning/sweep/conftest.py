@@ -12,8 +12,11 @@ import yaml
 from pacmr_lightning.commands.fit import parser_of
 from pacmr_lightning.sweep.cells import Cell, cells, config_contents
 from pacmr_lightning.sweep.spec import Sweep, read_yaml
+from pacmr_lightning.sweep.state import texts_in
 
 ROOT = Path(__file__).parents[3]
+DATA = ("data/tldr/some", "data/tldr/pairs", "runs/examples/", "runs/vote-policies/fold")
+"""Beginnings of the data that the commands above a sweep file make."""
 OPTIONS = {
     "seed_everything": "{seed}",
     "data.seed": "{seed}",
@@ -99,12 +102,18 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     """
     for name in ("configs", "examples", "research"):
         Path(name).symlink_to(ROOT / name)
-    there = {*Path().iterdir(), Path("sweep.yaml")}
     sweep = read_yaml(str(file))
     if not whole:
         for method in filter(None, sweep["methods"].values()):
             method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    for _, text in texts_in(sweep):
+        for seed in sweep["seeds"]:
+            if text.startswith(DATA) and text.endswith((".jsonl", ".gz")):
+                data = Path(text.replace("{seed}", str(seed)))
+                data.parent.mkdir(parents=True, exist_ok=True)
+                data.touch()
+    there = {*Path().iterdir()}
     main(["sweep.yaml", "--dry_run"])
     assert {*Path().iterdir()} == there
     lines = capsys.readouterr().out.splitlines()

@@ -231,7 +231,7 @@ def test_what_a_judge_costs_and_says(answered, capsys):
     assert both["Pairs"] == 2 * PROMPTS and both["Answers without a verdict (%)"] == 0
     main = pd.read_csv("out/tables/main.csv").iloc[0]
     assert main["Win rate (%), 30% flipped"] == 50 and main["Win-score, 30% flipped, standard error"] == 0.5
-    assert "50.0 [50.0, 50.0]" in Path("out/tables/judged.tex").read_text()
+    assert "50.00 [50.00, 50.00]" in Path("out/tables/judged.tex").read_text()
 
 
 def test_one_seed_has_intervals(answered, capsys):
@@ -246,10 +246,10 @@ def test_one_seed_has_intervals(answered, capsys):
         assert run(path) == 0
     summary = judged("out/pacmr-noise30-seed1/judge")
     rate = summary["win_rate"]
-    low, value, high = (f"{100 * rate[name]:.1f}" for name in ("low", "value", "high"))
-    assert value == "58.3" and float(low) < 58.3 < float(high)
+    low, value, high = (f"{100 * rate[name]:.2f}" for name in ("low", "value", "high"))
+    assert value == "58.33" and float(low) < 58.33 < float(high)
     text = Path("out/tables.md").read_text()
-    assert f"| PACMR-DPO | **{value}** [{low}, {high}] | **" in text
+    assert f"| PACMR-DPO | {value} [{low}, {high}] | 1." in text
     assert "one seed" in text and "nan" not in text
 
 
@@ -263,6 +263,15 @@ def replace_judge(path: str, seeds: tuple[int, ...] = (0, 1), **options: object)
 
 def test_a_file_like_another(write_sweep, capsys):
     """It has the other's keys and its own; what comes after all cells is made once they are done."""
+    judge = {"output": "{output}-judge", "command": "clean-meta --output {output}-judge"}
+    pairs = {"data.source": "Files", "data.source.train": "out-judge/pairs.jsonl"}
+    write_sweep(prepare=[{"output": "base", "command": "judge a b"}, judge], options=OPTIONS | pairs)
+    fits = [{"output": "base", "command": "judge c d"}, {"output": "more", "command": "judge a b"}]
+    Path("prepared.yaml").write_text(yaml.safe_dump({"like": "sweep.yaml", "prepare": fits}))
+    made = [(one.output, one.command) for one in read_sweep("prepared.yaml").preparations()]
+    judge = ("out-judge", "clean-meta --output out-judge")
+    assert made == [("base", "judge c d"), judge, ("more", "judge a b")]
+    assert run("prepared.yaml", "--dry_run") == 0, "prepare will make the pairs"
     write_sweep()
     other = {"like": "sweep.yaml", "methods": {"dpo": None}, "seeds": [0]}
     Path("prompts").mkdir()

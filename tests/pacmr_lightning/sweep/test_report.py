@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
+from pacmr_lightning.analysis.surface import save_surface
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
+from ..analysis.test_surface_page import surface
 from .conftest import end, write
 
 METHODS = {
@@ -85,6 +87,16 @@ def end_cells(world: Path) -> None:
             updates = 0 if (cell.noise, cell.seed, *cell.variation.values()) == (0.4, 2, 0.6) else 8
             summary |= {"vnet_updates": updates, "vnet_skipped": 10 - updates}
         end(cell, summary)
+        if key == "pacmr-tau0.5":
+            probe = (
+                f"5,window,all,0,0,0\n9,probe,all,{0.5 + cell.seed},0.5,{cell.seed}\n9,probe,books,7,7,0\n"
+            )
+            (cell.folder / "analysis").mkdir()
+            table = "step,set,category,mean_unflipped,mean_flipped,gap\n" + probe
+            (cell.folder / "analysis/weight-gap.csv").write_text(table)
+            if cell.seed == 0:
+                for step in (5, 10, 12) if cell.noise == 0.2 else (10,):
+                    save_surface(surface(points=8, noise=cell.noise, step=step), cell.folder)
         lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
         (cell.folder / "samples.jsonl").write_text("".join(lines))
     cli.main(["sweep", path, "--tables_only"])
@@ -212,7 +224,15 @@ def test_layouts(finished):
     assert row[names].tolist() == pytest.approx(expected)
     assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
     assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
-    for name in ("noise-rates", "pacmr-tau"):
+    final = pd.read_csv("out/tables/final-weights.csv")
+    assert final[["Method", "Noise rate"]].values.tolist() == [
+        [TAU["pacmr-tau0.5"], r] for r in ("20%", "40%")
+    ]
+    assert final["Mean weight (unflipped)"].tolist() == [1.5, 1.5] and final["Weight gap"].tolist() == [1, 1]
+    assert "**0.800" not in text and "0.6000 ± 0.0577 | 0.3000" in text, "equal rows have no best"
+    pages = {"pacmr-tau0.5-step-00010", "pacmr-tau0.5-last"}
+    assert {path.stem for path in Path("out/figures").glob("pacmr-tau0.5-*.png")} == pages
+    for name in ("noise-rates", "pacmr-tau", "pacmr-tau0.5-step-00010"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
 

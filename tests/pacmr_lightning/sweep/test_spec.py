@@ -21,7 +21,7 @@ PAPER |= {f"{kind}_4gpu": number for kind, number in PAPER.items()}
 SIZES = {
     **{"world": 450, "tldr_small": 30, "sentiment_tiny": 4, "sentiment_small": 4},
     **{f"{task}{kind}": n for task in ("tldr", "hh") for kind, n in PAPER.items()},
-    **{f"{task}_consistency": 1 for task in ("tldr", "hh")},
+    **{f"{task}_consistency{devices}": 1 for task in ("tldr", "hh") for devices in ("", "_4gpu")},
 }
 """Cells of every sweep file in configs/sweeps and examples."""
 
@@ -116,7 +116,7 @@ def test_cells(write_sweep, world):
         ({"prepare": [{"output": "x"}]}, "prepare: the key command is missing"),
         (
             {"prepare": [{"output": "x", "command": "fit --seed_everything {seed}"}]},
-            "The command of x has the placeholder {seed}, but it may have none",
+            "The command of x has the placeholder {seed}, but it may have {output}",
         ),
         (
             {"afterwards": [{"output": "x", "command": "fit --config sft --modell M"}]},
@@ -158,6 +158,20 @@ def test_cells(write_sweep, world):
         ),
         ({"methods": {"dpo": {"options": {"model.objective.beta": 0}}}}, "beta is 0"),
         ({"methods": {"dpo": {"options": {"modell.beta": 0}}}}, "modell"),
+        (
+            {
+                "methods": {
+                    "dpo": {"options": {"data.augmentations": "a.parquet"}},  # not read
+                    "mwn": {"options": {"data.clean_meta": "Files", "data.clean_meta.train": "c.jsonl"}},
+                },
+            },
+            "The cell mwn-noise30-seed0 would read c.jsonl, which does not exist and which no command of "
+            "prepare makes",
+        ),
+        (
+            {"options": OPTIONS | {"data.source": "Files", "data.source.train": "{seed}.jsonl"}},
+            "The cell dpo-noise30-seed0 would read 0.jsonl",
+        ),
     ],
 )
 def test_bad_files(changes, message, write_sweep, capsys):
