@@ -51,8 +51,8 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
         if (value := getattr(trainer, name)) not in (None, 1 if name.startswith("accumulate") else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
     for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
-        if why := _refusal(callback, automatic, whole):
-            raise UserError(f"{type(callback).__name__} {why}; take it out of trainer.callbacks.")
+        if refusal := _refusal(callback, automatic, whole):
+            raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")
 
 
 def _refusal(callback: Any, automatic: bool, whole: bool) -> str | None:
