@@ -449,8 +449,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
         if "_instantiator" not in self.hparams:  # from Python: as LightningCLI's, for load_from_checkpoint
             with suppress(TypeError):  # an object keeps no record of its arguments
-                checkpoint["hyper_parameters"] |= as_config(self)["init_args"] | dict(self.hparams)
-                checkpoint["hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+                made = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+                checkpoint["hyper_parameters"] |= as_config(self)["init_args"] | dict(self.hparams) | made
         checkpoint["options"] = self.options
         checkpoint["reference"] = self._reference_weights()
         checkpoint["weighting"] = self.weighting.state_dict()
