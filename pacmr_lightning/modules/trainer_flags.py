@@ -48,7 +48,7 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
     The module optimizes ``automatic``ally, and its checkpoints hold the ``whole`` model.
     """
     for name, why in {} if automatic else FLAGS.items():
-        if (value := getattr(trainer, name)) not in (None, 1 if name.startswith("accumulate") else None):
+        if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
     for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
         if refusal := _refusal(callback, automatic, whole):
