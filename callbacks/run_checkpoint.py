@@ -99,7 +99,9 @@ class RunCheckpoint(ModelCheckpoint):
         """Handle signals from here on."""
         super().on_train_start(trainer, pl_module)
         started_by_cli = any(isinstance(callback, SaveRunConfig) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if trainer.is_global_zero and not started_by_cli and isinstance(pl_module, PreferenceModule):
+        trial = trainer.fast_dev_run  # type: ignore[attr-defined]  # Lightning sets it elsewhere
+        from_python = trainer.is_global_zero and not started_by_cli and not trial
+        if from_python and isinstance(pl_module, PreferenceModule):
             write_config(trainer, pl_module)
         if self.monitor is not None and self.save_top_k > 0:
             side = "lowest" if self.mode == "min" else "highest"
@@ -136,27 +138,29 @@ class RunCheckpoint(ModelCheckpoint):
         self._before = trainer.callback_metrics.get(self.monitor or "")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note which state was validated; refuse metrics that the run does not log."""
+        """Note which state was validated; refuse metrics that the run does not log, if possible at once."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         found = trainer.callback_metrics
         # Lightning sets log_every_n_steps without declaring it.
         trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
-        self._check_logged(found, ("monitor", "filename"), trained)
+        self._check_logged(found, self._in_name, f"checkpoint.filename is {self.filename}", trained)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if (name := getattr(callback, "monitor", None)) and getattr(callback, "strict", True):
+                own = callback is self  # others look for themselves, where they need the value
+                owner = "checkpoint" if own else type(callback).__name__
+                self._check_logged(found, {name}, f"{owner}.monitor is {name}", trained and own)
         if not trainer.sanity_checking:
             self._validated = trainer.global_step
             self._of_validation |= found.get(self.monitor or "") is not self._before
 
-    def _check_logged(self, found: dict[str, Any], options: tuple[str, ...], trained: bool = True) -> None:
-        """Refuse options with a metric that is not in ``found`` although it could be."""
-        wanted = {"monitor": {self.monitor or "step"}, "filename": self._in_name}
-        for option in options:
-            for name in sorted(wanted[option] - {"epoch", "step"} - found.keys()):
-                if trained or name.startswith("val/"):
-                    raise UserError(
-                        f"checkpoint.{option} is {getattr(self, option)}, but this run does not log {name}; "
-                        f"choose one of {', '.join(sorted(found))}."
-                    )
+    def _check_logged(self, found: dict[str, Any], names: set[str], given: str, trained: bool = True) -> None:
+        """Refuse a ``given`` option with a metric that is not in ``found`` although it could be."""
+        for name in sorted(names - {"epoch", "step"} - found.keys()):
+            if trained or name.startswith("val"):
+                raise UserError(
+                    f"{given}, but this run does not log {name}; choose one of {', '.join(sorted(found))}."
+                )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Save the state after the last update, if due or after a signal."""
@@ -165,7 +169,7 @@ class RunCheckpoint(ModelCheckpoint):
         if not self._should_skip_saving_checkpoint(trainer):
             self._save_if_due(trainer, epoch_ended=batch_idx == 0)
         last = _ends_with(trainer, trainer.global_step + 1, batch_idx + trainer.accumulate_grad_batches)
-        if last and trainer.global_step != self._last_global_step_saved:
+        if last and not self._should_skip_saving_checkpoint(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         number = max_over_ranks(self._received, trainer.strategy.root_device)
         if not number:
@@ -192,7 +196,8 @@ class RunCheckpoint(ModelCheckpoint):
         if self.monitor is not None and self.save_top_k and not self.best_model_path:
             rank_zero_warn(
                 f"There is no best checkpoint: checkpoint.monitor is {self.monitor}, which this run did not "
-                "log when a checkpoint was due."
+                "log when a checkpoint was due; lower checkpoint.every_n_train_steps "
+                f"({self._every_n_train_steps}) if it logs it at all."
             )
 
     def _save_if_due(self, trainer: Trainer, epoch_ended: bool, ended: bool = False) -> None:
@@ -217,7 +222,7 @@ class RunCheckpoint(ModelCheckpoint):
         if self._of_validation:  # any validated state may be the best
             best = validated and (of_epoch or not epochs)
         if best and (self.monitor is None or self.monitor in metrics):
-            self._check_logged(metrics, ("filename",))
+            self._check_logged(metrics, self._in_name, f"checkpoint.filename is {self.filename}")
             self._save_topk_checkpoint(trainer, metrics)
             due |= self._last_global_step_saved == now
         if due or ended:

@@ -194,7 +194,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
             if overfit:
                 raise UserError(
-                    f"overfit_batches is {overfit}, but it would undo the order of the "
+                    f"trainer.overfit_batches is {overfit}, but it would undo the order of the "
                     "pairs; give a smaller training file and more epochs instead."
                 )
             if self.clean_meta is not None:

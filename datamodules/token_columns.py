@@ -20,6 +20,16 @@ def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArra
         yield lists, [compute.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
 
 
+def row_bytes(rows: Dataset, *columns: str) -> Iterator[list[bytes]]:
+    """Yield each row's ids in each column, as bytes that can be compared."""
+    for lists, counts in token_parts(rows, *columns):
+        parts = [
+            np.split(column.flatten().to_numpy(), np.cumsum(sizes)[:-1])
+            for column, sizes in zip(lists, counts, strict=True)
+        ]
+        yield from ([part.tobytes() for part in row] for row in zip(*parts, strict=True))
+
+
 def row_lengths(rows: Dataset, *columns: str) -> np.ndarray:
     """Return (N,) int64 tokens of each row over all columns."""
     lengths = (np.sum(counts, axis=0) for _, counts in token_parts(rows, *columns))

@@ -57,6 +57,16 @@ def test_the_names_of_trl():
     known = {field.name for field in dataclasses.fields(trl.DPOConfig)}
     named = {name for theirs, _ in TABLE for name in re.findall(r"`(\w+)`", theirs)}
     assert len(named) > 20 and named <= known
+    losses = trl.DPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
+    ours = {
+        word for theirs, _ in TABLE if "loss_type" in theirs for word in re.findall(r"\b[a-z_]+\b", theirs)
+    }
+    assert set(re.findall(r"'(\w+)'", losses)) == ours - {
+        "loss_type",
+        "and",
+        "loss_weights",
+        "label_smoothing",
+    }
 
 
 def test_our_options(tmp_path, monkeypatch, capsys):

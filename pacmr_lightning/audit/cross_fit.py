@@ -23,6 +23,7 @@ from ..objectives import DPO
 from ..policy import PolicyModel
 from ..runs.finished_run import FinishedRun, PreferenceData
 from ..weighting import Unweighted
+from .text_groups import text_groups
 
 FOLDER = "cross-fit"
 _SAVES = 10
@@ -54,7 +55,8 @@ class CrossFit:
         self.policy_options = options["policy"]["init_args"]
         self.pairs = data.train_pairs
         prompts = self.pairs.rows["prompt"][:]
-        sides = [_side(prompt) for prompt in prompts]
+        groups, by_responses = text_groups(self.pairs.rows)
+        sides = [_side(str(name)) for name in (groups if by_responses else prompts)]
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
@@ -68,16 +70,21 @@ class CrossFit:
         """Return the cached values of an earlier audit of the same run; None without any."""
         return pd.read_parquet(self.path)["u"] if self.path.is_file() else None
 
+    def check(self) -> None:
+        """Raise UserError if a half of the prompts has fewer pairs than an update, and nothing is cached."""
+        least, batch = min(map(len, self.halves)), self.data.global_batch_size
+        if least < batch and self.kept() is None:
+            raise UserError(
+                f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
+                f"{batch}; audit with --scorer probe or policy, or train a run on more pairs."
+            )
+
     def u(self) -> pd.Series:
         """Return u, in nats, of each training pair by the policy that was not trained on its prompt."""
         kept = self.kept()
         if kept is not None:
             return kept
-        if (least := min(map(len, self.halves))) < (batch := self.data.global_batch_size):
-            raise UserError(
-                f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
-                f"{batch}; audit with --scorer probe or policy, or train a run on more pairs."
-            )
+        self.check()
         parts = []
         for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
             module = self._trained(half, learned)

@@ -1,4 +1,4 @@
-"""Linear probe: Bradley-Terry with a linear reward on hidden states, cross-fitted over prompts."""
+"""Linear probe: Bradley-Terry with a linear reward on hidden states, cross-fitted over groups of pairs."""
 
 import math
 
@@ -8,28 +8,23 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
 
-from ..errors import UserError
+from .text_groups import FOLDS, check_groups
 
-FOLDS = 5
 VARIANCES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Candidate prior variances of the log-odds."""
 
 
-def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return (N,) log-odds in nats that chosen is preferred, by the labels of other prompts.
+def probe_log_odds(differences: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return (N,) log-odds in nats that chosen is preferred, by the labels of other groups.
 
     The penalty is the strongest whose ``signed_rank_agreement`` is within a standard error of the best.
-    ``differences`` are (N, D) features, chosen minus rejected, ``prompts`` (N,) numbers.
+    ``differences`` are (N, D) features, chosen minus rejected, ``groups`` (N,) numbers, such as of prompts.
     """
-    if (number := len(np.unique(prompts))) < FOLDS:
-        raise UserError(
-            f"The training pairs have {number} distinct prompts, but a linear probe needs at least {FOLDS}, "
-            "one per fold; give more pairs, or use --scorer policy."
-        )
+    check_groups(groups)
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     if len(scaled) < scaled.shape[1]:  # the penalty does not change under rotation into the rows' own span
         scaled = np.asarray(np.linalg.qr(scaled.T, mode="r")).T
-    parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
+    parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=groups))
     found = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
         for learned, judged in parts:

@@ -22,10 +22,11 @@ from ..waiting import waiting
 from .agreement import Votes
 from .combination import views
 from .cross_fit import FOLDER, CrossFit
-from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
+from .linear_probe import agreement_error, probe_log_odds, signed_rank_agreement
 from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
 from .scorers import NAMES, Scorer
 from .several_votes import votes_on_pairs
+from .text_groups import FOLDS, check_groups, text_groups
 
 SEEN = (
     "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
@@ -66,16 +67,22 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     notes = _check_pairs(options, data.source, data.train_pairs)
+    groups, note = text_groups(data.train_pairs.rows)
+    beta = module.objective.beta
+    cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
+    if scorer == "probe":
+        check_groups(groups)
+    elif scorer == "dpo":
+        cross_fit.check()
     data.fill_train_reference(ready(module))
-    pairs = last_pass(module, data.train_pairs)
+    pairs = last_pass(module, data.train_pairs).assign(prompt=groups)
     pairs = pairs.join(views(data.train_pairs, data.train_pairs.reference))
     if data.annotators is not None:
         pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
-    if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
-        differences = data.train_state_differences(module.policy)
-        pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
-    notes += [*_notes(found.noise, data), *several]
+    if scorer == "probe" or (choose and groups.max() + 1 >= FOLDS):
+        pairs["probe_u"] = probe_log_odds(data.train_state_differences(module.policy), groups)
+    notes += [*_notes(found.noise, data), *([note] if note else []), *several]
     if scorer is None:
         scorer = "policy"
         if "probe_u" in pairs and visits is not None:
@@ -83,9 +90,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
             notes.append(why)
     if scorer == "policy":
         notes.append(SEEN)
-    beta = module.objective.beta
     del module  # frees memory for the other policies
-    cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
     rows = data.source.load("train")
@@ -109,10 +114,11 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         data = tokenized_source(source, names, length)
     tokens = data.rows
     notes = _check_pairs(options, source, data)
-    prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
+    groups, grouped = text_groups(tokens)
     if reference is None:
+        check_groups(groups)
         placed = _placed(model, options)
-        u = probe_log_odds(data.state_differences(placed), prompts)
+        u = probe_log_odds(data.state_differences(placed), groups)
         base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {model}."
@@ -129,7 +135,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     pairs = pd.DataFrame(
         {
             "id": tokens["id"][:],
-            "prompt": prompts,
+            "prompt": groups,
             "category": tokens["category"][:],
             "texts": tokens["texts"][:],
             "observed": "chosen",
@@ -150,7 +156,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
     pairs, several = _with_votes(pairs, data)
-    notes = [note, *([SEEN] if scorer == "policy" else []), *notes, *several]
+    notes = [note, *([grouped] if grouped else []), *([SEEN] if scorer == "policy" else []), *notes, *several]
     return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
 
 

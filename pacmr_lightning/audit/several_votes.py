@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, logit
 
-from ..datamodules.token_columns import token_parts
+from ..datamodules.token_columns import row_bytes
 from .agreement import RELIABILITIES
 
 _ROUNDS = 50
@@ -29,7 +29,8 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
     side = np.where(pairs.swapped, -1, 1)
     keys = np.arange(len(pairs)).astype(object)  # rows without an annotator may be copies
     if named.any():
-        for place, (prompt, *responses) in enumerate(_tokens(pairs.rows)):
+        tokens = row_bytes(pairs.rows, "prompt_ids", "chosen_ids", "rejected_ids")
+        for place, (prompt, *responses) in enumerate(tokens):
             if named[place]:
                 first, second = sorted(responses)
                 side[place] *= 1 if responses[0] == first else -1
@@ -48,16 +49,6 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
             "side": side,
         }
     )
-
-
-def _tokens(rows: Any) -> Any:
-    """Yield each row's bytes of prompt, chosen and rejected."""
-    for lists, counts in token_parts(rows, "prompt_ids", "chosen_ids", "rejected_ids"):
-        columns = [
-            np.split(column.flatten().to_numpy(), np.cumsum(sizes)[:-1])
-            for column, sizes in zip(lists, counts, strict=True)
-        ]
-        yield from ([part.tobytes() for part in row] for row in zip(*columns, strict=True))
 
 
 def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
+from linecache import getline
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
@@ -51,16 +52,18 @@ def sentence(error: BaseException) -> str | None:
     """Return the problem and its fix; None for an error that no user can fix."""
     if found := next((one for one in _chain(error) if isinstance(one, UserError)), None):
         return str(found)
-    of_libraries = (_misconfigured, _of_logger, full_disk, out_of_memory, _other_model, no_compiler)
+    of_libraries = (_of_logger, _of_lightning, full_disk, out_of_memory, _other_model, no_compiler)
     return next(filter(None, (text(error) for text in (*of_libraries, lost_process))), None)
 
 
-def _misconfigured(error: BaseException) -> str | None:
-    of_trainer = isinstance(error, ValueError) and _place(error).startswith(
-        ("lightning.pytorch.trainer.connectors", "lightning.fabric.plugins.environments")
-    )
-    # By name: importing it takes longer than most tools.
-    return str(error) if of_trainer or type(error).__name__ == "MisconfigurationException" else None
+def _of_lightning(error: BaseException) -> str | None:
+    """Return the text of an error that Lightning itself raises, as for a flag of its Trainer."""
+    last = deque(walk_tb(error.__traceback__), maxlen=1)
+    if not last or not _place(error).startswith("lightning."):
+        return None
+    frame, line = last[0]
+    raised = getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
+    return " ".join(str(error).split()) if raised else None
 
 
 def _of_logger(error: BaseException) -> str | None:

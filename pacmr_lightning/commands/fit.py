@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -30,7 +31,7 @@ from ..datamodules.stream import check_rank_shares
 from ..errors import UserError, first_line
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..runs.config import SaveRunConfig, resolve_auto, use_lora_deepspeed
+from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
 from ..runs.option_parser import OptionParser
@@ -111,7 +112,7 @@ class PacmrCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's folder."""
-        if not self.trainer.is_global_zero:
+        if not self.trainer.is_global_zero or self._trial:
             return
         root = self.config.fit.trainer.default_root_dir
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
@@ -165,6 +166,7 @@ class PacmrCLI(LightningCLI):
         # As the Trainer's property, which callbacks read.
         root = Path(os.path.normpath(config.trainer.default_root_dir))
         config.trainer.default_root_dir = str(root)
+        check_flags(config)
         resolve_auto(config)
         use_lora_deepspeed(config)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
@@ -174,7 +176,8 @@ class PacmrCLI(LightningCLI):
                 "leave it out, and name that folder with --output."
             )
         config.checkpoint.dirpath = str(root / CHECKPOINTS)
-        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
+        trial = self.subcommand == "fit" and bool(config.trainer.fast_dev_run)
+        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None and not trial:
             raise UserError(
                 f"The folder {root} already holds a run; continue it with --ckpt_path last, or name another "
                 "folder with --output."
@@ -182,11 +185,18 @@ class PacmrCLI(LightningCLI):
         config.ckpt_path, self._first_step = to_resume_from(
             config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
         )
-        if self.subcommand == "fit":
+        self._trial = TemporaryDirectory(prefix="pacmr-") if trial else None
+        if self._trial:  # of which nothing stays, as in Lightning
+            config.trainer.default_root_dir = self._trial.name
+            config.checkpoint.dirpath = str(Path(self._trial.name) / CHECKPOINTS)
+        elif self.subcommand == "fit":
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; remove the new folder of a run that fails before step 1."""
+        """Run it; remove the new folder of a run that fails before step 1.
+
+        One that fails before its first checkpoint leaves no config, so that its folder can be used again.
+        """
         try:
             with wandb_ends(), only_results():
                 super()._run_subcommand(subcommand)
@@ -202,7 +212,12 @@ class PacmrCLI(LightningCLI):
                 for folder in self._new_folders[1:]:
                     with contextlib.suppress(OSError):  # not empty: it has other runs
                         folder.rmdir()
+            elif subcommand == "fit" and not any((root / CHECKPOINTS).glob("*.ckpt")):
+                (root / CONFIG).unlink(missing_ok=True)
             raise
+        finally:
+            if self._trial:
+                self._trial.cleanup()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add loggers, progress bar and checkpoint files, and check the number of processes."""
@@ -220,6 +235,11 @@ class PacmrCLI(LightningCLI):
         default = settings.logger is None or settings.logger is True
         if fits:
             callbacks.append(NoiseMask())
+        others = [
+            c for c in callbacks if isinstance(c, lightning_callbacks.ModelCheckpoint) and c.dirpath is None
+        ]
+        for number, other in enumerate(others, 2):  # Lightning's default is the first logger's folder
+            other.dirpath = str(Path(settings.default_root_dir) / f"{CHECKPOINTS}-{number}")
         if fits and settings.logger is not False:
             given = None if default else _as_list(settings.logger)
             kwargs["logger"] = run_loggers(settings.default_root_dir, given, self._first_step)

@@ -1,6 +1,7 @@
 """PreferenceModule: policy, objective and weighting, trained by Algorithm 1 of Qu et al."""
 
 import math
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import parameter_count
 from ..policy.model_files import check_savable
-from ..recorded import Recorded
+from ..recorded import Recorded, as_config
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
@@ -446,6 +447,10 @@ class PreferenceModule(Recorded, TrainedOnly):
         """Keep trainable parameters only; add options, the reference's digest and learned state."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
+        if "_instantiator" not in self.hparams:  # from Python: as LightningCLI's, for load_from_checkpoint
+            with suppress(TypeError):  # an object keeps no record of its arguments
+                made = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+                checkpoint["hyper_parameters"] |= as_config(self)["init_args"] | dict(self.hparams) | made
         checkpoint["options"] = self.options
         checkpoint["reference"] = self._reference_weights()
         checkpoint["weighting"] = self.weighting.state_dict()

@@ -80,20 +80,33 @@ def warmup_cosine(
 
 
 def planned_updates(trainer: Trainer) -> int:
-    """Return the optimizer steps of a whole fit; raises UserError if it is unbounded.
+    """Return the optimizer steps of a whole fit; raises UserError if it has none, or no end.
 
     Unlike ``trainer.estimated_stepping_batches``, it leaves the loader alone until a checkpoint is restored.
     """
-    updates = updates_within(
-        len(datamodule(trainer).train_dataloader()),
-        trainer.limit_train_batches,
-        trainer.max_steps,
-        trainer.max_epochs,
-        trainer.accumulate_grad_batches,
-    )
-    if updates is None:
+    for name in ("max_steps", "max_epochs", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise UserError(f"trainer.{name} is 0, so nothing would be trained; raise it or leave it out.")
+    batches, limit = len(datamodule(trainer).train_dataloader()), trainer.limit_train_batches
+    if limit is not None:  # a count, or if a float, a share
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    every = trainer.val_check_interval
+    if (
+        isinstance(every, int)
+        and every > batches
+        and trainer.limit_val_batches
+        and trainer.check_val_every_n_epoch is not None
+    ):
+        raise UserError(
+            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches; lower it, give a "
+            "share such as 0.5, or set trainer.check_val_every_n_epoch null to count batches over epochs."
+        )
+    bounds = [trainer.max_steps] if trainer.max_steps > 0 else []
+    if trainer.max_epochs not in (None, -1):
+        bounds.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
+    if not bounds:
         raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
-    return updates
+    return max(1, min(bounds))
 
 
 def log_short_run(trainer: Trainer) -> None:
@@ -106,22 +119,3 @@ def log_short_run(trainer: Trainer) -> None:
             f"Curves get a point at each of the run's {updates} updates, since trainer.log_every_n_steps "
             f"{every} would give them {updates // every or 'none'}."
         )
-
-
-def updates_within(
-    batches: int,
-    limit: float | None,
-    max_steps: int | None,
-    max_epochs: int | None,
-    accumulate: int = 1,
-) -> int | None:
-    """Return the bound on updates, at least 1; None if the options give none.
-
-    ``limit`` of an epoch's ``batches`` is a count or, if a float, a share; None and -1 are no bound.
-    """
-    if limit is not None:
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    bounds = [max_steps] if max_steps is not None and max_steps > 0 else []
-    if max_epochs is not None and max_epochs > 0:
-        bounds.append(max_epochs * math.ceil(batches / accumulate))
-    return max(1, min(bounds)) if bounds else None

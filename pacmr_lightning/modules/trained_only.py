@@ -3,30 +3,16 @@
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 
-from ..errors import UserError
+from .trainer_flags import check_trainer
 
 
 class TrainedOnly(LightningModule):
     """Base of modules whose checkpoints hold only trained parameters."""
 
     def configure_callbacks(self) -> list[Any]:
-        """Refuse, before anything runs, Lightning's callbacks that would do nothing or fail; add none."""
-        for callback in vars(self.trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
-            why = None
-            if isinstance(callback, StochasticWeightAveraging):
-                why = "copies the module before its model is loaded, so it would average nothing"
-            elif isinstance(callback, WeightAveraging) and not self.strict_loading:
-                why = "stores all weights in checkpoints, which hold the adapter alone here"
-            elif (
-                type(callback) is ModelCheckpoint
-                and callback._train_time_interval is not None
-                and not self.automatic_optimization  # Lightning's own looks at the time otherwise
-            ):
-                why = "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
-            if why is not None:
-                raise UserError(f"{type(callback).__name__} {why}; take it out of trainer.callbacks.")
+        """Refuse, before anything runs, flags and callbacks that would do nothing or fail; add none."""
+        check_trainer(self.trainer, self.automatic_optimization, self.strict_loading)
         return []
 
     def trained_names(self) -> list[str]:

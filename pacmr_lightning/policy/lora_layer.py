@@ -136,7 +136,7 @@ class TokensOfPairs:
         if x.shape[:-1] != self.owner.shape:
             raise UnsupportedLoraError(
                 "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
-                "of several rows (mixture of experts?); use CentralDifference with check_every null."
+                "of several rows (mixture of experts?); use CentralDifference."
             )
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:

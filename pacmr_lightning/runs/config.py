@@ -10,13 +10,21 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from ..errors import UserError
 from ..files import write_text
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
+from ..modules.trainer_flags import OF_A_RUN
 from ..numerics import base_dtype
 from ..recorded import as_config
 from .folder import CONFIG
@@ -90,21 +98,37 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     write_text(path, BY_PYTHON + yaml.safe_dump(config, sort_keys=False))
 
 
+def check_flags(config: Namespace) -> None:
+    """Raise UserError for flags of the Trainer, and strategies, under which ``pacmr fit`` trains nothing."""
+    for (name, value), why in OF_A_RUN.items():
+        if config.trainer.get(name) is value:
+            raise UserError(f"trainer.{name} is {str(value).lower()}, but {why}; leave it out.")
+    name, kind, options = _strategy(config)
+    if issubclass(kind, (FSDPStrategy, ModelParallelStrategy)) or options.get("start_method") == "spawn":
+        raise UserError(
+            f"trainer.strategy is {name}, under which pacmr fit does not train; use auto, ddp, or "
+            "configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."
+        )
+
+
 def use_lora_deepspeed(config: Namespace) -> None:
     """Replace Lightning's DeepSpeed strategy, a name or a class path, by the adapter's with its options."""
-    given, model = config.trainer.strategy, resolve_name(config.model.class_path)
-    if not issubclass(model, PreferenceModule):  # SFT trains under Lightning's own, too
-        return
-    if isinstance(given, Namespace):
-        name, kind, options = given.class_path, resolve_name(given.class_path), given.get("init_args")
-    elif given in StrategyRegistry:
-        name, kind = given, StrategyRegistry[given]["strategy"]
-        options = Namespace(**StrategyRegistry[given]["init_params"])
-    else:
-        return
-    if kind is DeepSpeedStrategy:
+    name, kind, options = _strategy(config)
+    # SFT trains under Lightning's own, too.
+    if kind is DeepSpeedStrategy and issubclass(resolve_name(config.model.class_path), PreferenceModule):
         config.trainer.strategy = Namespace(class_path=DEEPSPEED, init_args=options)
         rank_zero_info(f"trainer.strategy {name} is {DEEPSPEED} here, which takes the same options.")
+
+
+def _strategy(config: Namespace) -> tuple[str, type, Namespace]:
+    """Return a strategy's name or class path, its class and options; Strategy for one of no class."""
+    given = config.trainer.strategy
+    if isinstance(given, Namespace):
+        return given.class_path, resolve_name(given.class_path), given.get("init_args") or Namespace()
+    if given in StrategyRegistry:
+        found = StrategyRegistry[given]
+        return given, found["strategy"], Namespace(**found["init_params"])
+    return given, Strategy, Namespace()
 
 
 def resolve_auto(config: Namespace) -> None:

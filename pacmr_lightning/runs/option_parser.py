@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from enum import Enum
 from itertools import groupby
 from typing import Any, NoReturn, get_args
 
@@ -60,6 +61,8 @@ def _unique_keys(loader: Any, node: yaml.MappingNode, deep: bool = False) -> dic
 
 
 _Loader.construct_mapping = _unique_keys
+# Defaults of Lightning's classes, such as Timer's interval.
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 # Classes in the free options of a sweep's cells stay text.
 jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..batch import PairBatch, TokenBudget
@@ -18,6 +19,7 @@ from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metric
 from ..meta_gradient.outer_objectives import OuterObjective
 from ..meta_gradient.step_pairs import StepPairs
 from ..meta_gradient.virtual_step import shifted
+from ..policy.lora_layer import UnsupportedLoraError
 from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
@@ -145,7 +147,10 @@ def update_vnet(
     # Line 10: c_i = d_meta . grad l_i(omega), clipped.
     c = estimator.coefficients(pairs, found.d_meta)
     if compare:
-        metrics["meta/estimator_error"] = relative_error(c, pairs.along(found.d_meta))
+        try:
+            metrics["meta/estimator_error"] = relative_error(c, pairs.along(found.d_meta))
+        except UnsupportedLoraError as error:
+            rank_zero_warn(f"meta/estimator_error is not measured: {error}")
     clipped = estimator.clipped(c)
     metrics |= coefficient_metrics(c, clipped, inner.total)
     # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.

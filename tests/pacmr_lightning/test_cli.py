@@ -78,7 +78,6 @@ ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
         (["--model.objective", "DPO", "--model.objective.beta", "1e39"], "beta is 1e+39, but"),
         (["--seed_everything", "-1"], "seed_everything: -1 is not in bounds"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
-        (["--trainer.gradient_clip_val", "1"], "gradient"),
         (["--trainer.accelerator", "nothing"], "invalid accelerator name"),
         (["--trainer.strategy", "nothing"], "invalid strategy name"),
         (["--trainer.devices", "0"], "devices"),

@@ -10,12 +10,11 @@ import yaml
 from datasets import load_dataset
 
 from pacmr_lightning.analysis.last_pass import last_pass
-from pacmr_lightning.audit import cross_fit, pipeline
+from pacmr_lightning.audit import cross_fit, pipeline, scored_pairs
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.scored_pairs import _probe_or_policy
 from pacmr_lightning.audit.suspect_traits import COLUMNS
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
@@ -400,8 +399,11 @@ def test_dpo_run_has_no_weights(run):
     assert table["cross_fit_u"].isna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
 
 
-def test_too_few_pairs(run):
-    found, _, data, updates = loaded(run)
-    data.global_batch_size = 60
-    with pytest.raises(UserError, match=r"fewer than the run's global_batch_size 60"):
-        CrossFit(found, data, updates, 1.0, run / "fit").u()
+def test_too_few_pairs(run, capsys, monkeypatch):
+    """Said before the policy scores any pair."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["init_args"]["global_batch_size"] = 60
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(scored_pairs, "last_pass", None)
+    said = refused(capsys, "audit", run, "--scorer", "dpo")
+    assert "fewer than the run's global_batch_size 60" in said

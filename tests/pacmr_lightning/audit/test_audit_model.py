@@ -14,6 +14,7 @@ from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.datamodules import Files, HubPreferences, pairs_of
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import weight_parts
 
 from ...conftest import read_lines, write_lines
@@ -114,6 +115,29 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
 def by_one_word(number: int, wrong: bool) -> dict:
     sides = [f" a golden {number % 7}", f" a hollow {number % 5}"][:: -1 if wrong else 1]
     return {"id": str(number), "prompt": f"Number {number}:", "chosen": sides[0], "rejected": sides[1]}
+
+
+def test_one_instruction_for_all(finished, monkeypatch, tmp_path, capsys):
+    """Rows of a common response are one group, that no response is scored by its own label."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"id": str(i), "prompt": "A joke:", "chosen": f" a golden {i // 2}", "rejected": f" a hollow {i}"}
+        for i in range(240)
+    ]
+    for row in rows[::4]:
+        row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+    words = ["audit", str(finished.parent / "model"), "--noise_rate", "0.25", "--data"]
+    cli.main([*words, write_lines("rows.jsonl", rows)])
+    table = pd.read_parquet("audit/pairs.parquet").set_index("id")
+    wrong = table.index.map(lambda name: int(name) % 4 == 0)
+    assert table["p"][wrong].mean() < 0.4 and table["p"][~wrong].mean() > 0.8
+    page = Path("audit/report.html").read_text()
+    assert "240 of 240 pairs have the same prompt" in page and "are one group of 120, and" in page
+    monkeypatch.setattr(PolicyModel, "build", None)  # refused before the model is read
+    one = write_lines(
+        "one.jsonl", [{**row, "chosen": " a golden 1"} for row in rows if " g" in row["chosen"]]
+    )
+    assert "form 1 groups without common texts, but a linear probe needs 5" in refused(capsys, *words, one)
 
 
 PROBE = {"scorer": "probe"}

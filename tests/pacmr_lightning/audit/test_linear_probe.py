@@ -8,7 +8,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit import linear_probe
-from pacmr_lightning.audit.linear_probe import FOLDS, probe_log_odds, signed_rank_agreement
+from pacmr_lightning.audit.linear_probe import probe_log_odds, signed_rank_agreement
+from pacmr_lightning.audit.text_groups import FOLDS
 from pacmr_lightning.errors import UserError
 
 
@@ -72,7 +73,7 @@ def test_a_feature_that_never_differs():
     assert np.isfinite(probe_log_odds(wider, prompts)).all()
 
 
-def test_too_few_prompts():
+def test_too_few_groups():
     found, prompts, _ = pairs(12)
-    with pytest.raises(UserError, match="4 distinct prompts"):
+    with pytest.raises(UserError, match="form 4 groups without common texts"):
         probe_log_odds(found, prompts)

@@ -249,21 +249,6 @@ def test_the_best_of_a_resumed_run(moved, pairs, tmp_path, caplog):
     assert len(found) == 12 and kept == set(sorted(found, key=found.get)[-2:]) and kept & before
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("EMAWeightAveraging", {}, "stores all weights in checkpoints, which hold the adapter alone here"),
-        ("StochasticWeightAveraging", {"swa_lrs": 0.1}, "so it would average nothing"),
-        ("ModelCheckpoint", {"train_time_interval": "0:00:01"}, "set checkpoint.train_time_interval instead"),
-    ],
-)
-def test_callbacks_that_are_refused(name, options, said, pairs, tmp_path, capsys):
-    callback = {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": options}
-    found = fails(capsys, [*pairs(), "--trainer.callbacks", json.dumps([callback])])
-    assert said in found and "take it out of trainer.callbacks" in found
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.filterwarnings("ignore:last.ckpt, step-2.ckpt")
 def test_averages_of_weights_in_sft(sft, tmp_path):
     """The saved model is the mean of the states after the updates, as when resumed in the middle."""

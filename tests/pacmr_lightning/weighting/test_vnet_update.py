@@ -232,6 +232,16 @@ def test_a_noisy_estimator_is_reported_once(make_policy, make_batch):
         assert "meta/estimator_error" not in exact and exact["meta/d_norm"] > 0
 
 
+def test_an_error_that_cannot_be_measured(make_policy, make_batch):
+    """The head sees response tokens only: VNet learns, and a line says what is missing."""
+    policy = make_policy(target_modules=["q_proj", "lm_head"])
+    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
+    weighting = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-2), check_every=1)
+    with pytest.warns(UserWarning, match="meta/estimator_error is not measured: .* whole rows"):
+        found = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.05, 0.05)
+    assert weighting.updates == 1 and "meta/estimator_error" not in found
+
+
 def test_starts():
     """logit(1 - 0.3) = log(7/3) = 0.847298."""
     weighting = VNetWeighting(start_slope=0.5, start_offset="auto")

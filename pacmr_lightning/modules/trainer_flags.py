@@ -1,0 +1,65 @@
+"""Flags and callbacks of Lightning's Trainer that a module refuses, each with what to use instead."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
+from ..errors import UserError
+
+FLAGS = {
+    "accumulate_grad_batches": "an update's pairs are data.global_batch_size, cut by model.micro_batch_size",
+    "gradient_clip_val": "model.max_grad_norm is the norm that an update's gradient is clipped to",
+    "gradient_clip_algorithm": "a gradient is clipped by its norm, model.max_grad_norm",
+}
+"""Flags that Lightning uses in automatic optimization alone."""
+CALLBACKS = {
+    BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA trains on a frozen base",
+    ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
+    StochasticWeightAveraging: "copies the module before its model is loaded, so it would average nothing",
+}
+MANUAL_CALLBACKS = {
+    BatchSizeFinder: "would change an update's pairs; model.micro_batch_size auto tries how many fit at once",
+    GradientAccumulationScheduler: f"needs automatic optimization; {FLAGS['accumulate_grad_batches']}",
+    LearningRateFinder: "needs automatic optimization; without model.learning_rate the size chooses",
+    SpikeDetection: "needs automatic optimization; the callback Health warns of failing runs",
+}
+"""Callbacks that Lightning serves in automatic optimization alone."""
+OF_A_RUN = {
+    ("barebones", True): "a run has curves and checkpoints",
+    ("enable_checkpointing", False): "audit, refine and export read a run's last state",
+}
+"""Values of flags that ``pacmr fit`` refuses."""
+
+
+def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
+    """Raise UserError for a flag or callback that would do nothing or fail.
+
+    The module optimizes ``automatic``ally, and its checkpoints hold the ``whole`` model.
+    """
+    for name, why in {} if automatic else FLAGS.items():
+        if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
+            raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
+    for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
+        if refusal := _refusal(callback, automatic, whole):
+            raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")
+
+
+def _refusal(callback: Any, automatic: bool, whole: bool) -> str | None:
+    if isinstance(callback, WeightAveraging) and not whole:
+        return "stores all weights in checkpoints, which hold the adapter alone here"
+    # Lightning's own looks at the time in automatic optimization alone.
+    if type(callback) is ModelCheckpoint and callback._train_time_interval is not None and not automatic:
+        return "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
+    refused = CALLBACKS if automatic else CALLBACKS | MANUAL_CALLBACKS
+    return next((why for kind, why in refused.items() if isinstance(callback, kind)), None)

@@ -1,0 +1,241 @@
+"""Each flag of Lightning's Trainer and each of its callbacks, by what docs/scaling.md says of it."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch import callbacks as of_lightning
+from lightning.pytorch.tuner import Tuner
+
+from pacmr_lightning import cli
+from pacmr_lightning.callbacks import RunCheckpoint
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS, MANUAL_CALLBACKS
+from pacmr_lightning.objectives import RDPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting import SigmoidPrior
+
+from ...conftest import fails, quiet_trainer, short_fit, write_lines
+
+PAGE = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text().partition("## Lightning's flags")[2]
+LIST, TABLE = PAGE.partition("\n## ")[0].split("Preference runs refuse")
+AS_IN_LIGHTNING = set(re.findall(r"`(\w+)`", LIST)) - {"checkpoint", "monitor"}
+REFUSED = [
+    (given, re.findall("`(.+?)`", row[2]))
+    for row in (line.split("|") for line in TABLE.splitlines() if line.startswith("| `"))
+    for given in re.findall("`(.+?)`", row[1])[row[1].strip() == "`--trainer.`" :]
+]
+OPTIONS = {"BackboneFinetuning": {}, "StochasticWeightAveraging": {"swa_lrs": 0.1}}
+OPTIONS |= {"GradientAccumulationScheduler": {"scheduling": {"0": 2}}}
+OPTIONS |= {"ModelPruning": {"pruning_fn": "l1_unstructured"}}
+BASES = {"Callback", "Checkpoint", "BaseFinetuning", "BasePredictionWriter", "ProgressBar"}
+RUN = "runs/mine-dpo-noise0-seed42"
+
+
+def callback(name, **options):
+    path = name if "." in name else f"lightning.pytorch.callbacks.{name}"
+    return f"callbacks+={json.dumps({'class_path': path, 'init_args': options})}"
+
+
+def size(batch):
+    return len(getattr(batch, "train", batch))
+
+
+# Values, updates of the run, and what the run must have.
+WORKS = [
+    (
+        {
+            **{"accelerator": "cpu", "devices": "1", "num_nodes": "1", "min_epochs": "1", "min_steps": "1"},
+            **{"limit_test_batches": "1", "limit_predict_batches": "1", "num_sanity_val_steps": "0"},
+            **{"log_every_n_steps": "2", "enable_progress_bar": "true", "enable_model_summary": "true"},
+            **{"deterministic": "true", "benchmark": "false", "inference_mode": "false"},
+            **{"use_distributed_sampler": "false", "detect_anomaly": "true", "sync_batchnorm": "true"},
+            **{"reload_dataloaders_every_n_epochs": "1", "enable_autolog_hparams": "false"},
+            **{"model_registry": "mine", "profiler": "simple", "max_time": "00:01:00:00"},
+        },
+        2,
+        ["metrics.csv"],
+    ),
+    ({"max_epochs": "2", "check_val_every_n_epoch": "2", "logger": "false"}, 4, []),
+    ({"max_epochs": "9", "max_steps": "3", "limit_val_batches": "1"}, 3, []),
+    ({"limit_train_batches": "1", "val_check_interval": "1"}, 1, []),
+    ({"plugins": "lightning.pytorch.plugins.AsyncCheckpointIO", "default_root_dir": RUN}, 2, []),
+    ({"max_epochs": "99", "EarlyStopping": {"monitor": "val/loss", "stopping_threshold": 1}}, 2, []),
+    (
+        {
+            **{"ModelCheckpoint": {"monitor": "val/loss"}, "DeviceStatsMonitor": {}, "LambdaCallback": {}},
+            **{"OnExceptionCheckpoint": {"dirpath": "failed"}, "RichModelSummary": {}, "Timer": {}},
+            **{"LearningRateMonitor": {}, "ThroughputMonitor": {"batch_size_fn": f"{__name__}.size"}},
+        },
+        2,
+        ["checkpoints-2/epoch=0-step=2.ckpt"],
+    ),
+    ({"enable_progress_bar": "true", "RichProgressBar": {}, "ModelSummary": {}}, 2, []),
+    ({"enable_progress_bar": "true", "TQDMProgressBar": {}}, 2, []),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_llama):
+    folder = tmp_path_factory.mktemp("flags")
+    tiny_llama(folder / "model")
+    rows = [
+        {"prompt": f"What is {i}?", "chosen": f" I know {i}.", "rejected": f" The {i}."} for i in range(16)
+    ]
+    write_lines(folder / "pairs.jsonl", rows)
+    return folder
+
+
+@pytest.fixture
+def words(place, tmp_path, monkeypatch):
+    """The words of a run of two updates, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    rows = place / "pairs.jsonl"
+    return short_fit(
+        place / "model",
+        f"""--data.source Files --data.source.train {rows} --data.source.validation {rows} --data.task mine
+        --data.global_batch_size 8 --trainer.max_epochs 1 --trainer.callbacks RunSummary""",
+    )
+
+
+def trainer_words(flags):
+    """Options of the command line; names of callbacks begin with a capital letter."""
+    return [
+        f"--trainer.{callback(name, **value) if name[0].isupper() else f'{name}={value}'}"
+        for name, value in flags.items()
+    ]
+
+
+def test_the_page_names_every_flag():
+    own = {"callbacks", "fast_dev_run"}  # of all runs here; a test of its own
+    assert {name for flags, _, _ in WORKS for name in flags} | own == AS_IN_LIGHTNING
+    known = {*inspect.signature(Trainer).parameters, *of_lightning.__all__} - BASES
+    refused = {given.removeprefix("callbacks+ ").split()[0] for given, _ in REFUSED}
+    assert AS_IN_LIGHTNING | refused == known and not AS_IN_LIGHTNING & refused
+    assert {kind.__name__ for kind in CALLBACKS | MANUAL_CALLBACKS} | FLAGS.keys() <= refused
+
+
+@pytest.mark.parametrize(("flags", "updates", "files"), WORKS)
+@pytest.mark.filterwarnings("ignore")
+def test_as_in_lightning(flags, updates, files, words):
+    cli.main([*words, *trainer_words(flags)])
+    assert updates == json.loads(Path(RUN, "summary.json").read_text())["steps"]
+    assert Path(RUN, "checkpoints/last.ckpt").exists() and all(Path(RUN, name).exists() for name in files)
+
+
+@pytest.mark.parametrize(("given", "remedy"), REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_refused(given, remedy, words, capsys, monkeypatch):
+    """Before the model is loaded."""
+    monkeypatch.setattr(PolicyModel, "build", None)
+    name, value = given.split()
+    more = callback(value, **OPTIONS.get(value, {})) if name == "callbacks+" else f"{name}={value}"
+    said = fails(capsys, [*words, f"--trainer.{more}"])
+    assert (value if name == "callbacks+" else f"trainer.{name}") in said
+    assert all(part in said for part in remedy)
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("max_steps=0", "trainer.max_steps is 0, so nothing would be trained"),
+        ("max_epochs=0", "trainer.max_epochs is 0"),
+        ("limit_train_batches=0", "trainer.limit_train_batches is 0"),
+        ("val_check_interval=3", "trainer.val_check_interval is 3, but an epoch has 2 batches"),
+        (
+            callback("ModelCheckpoint", train_time_interval="0:00:01"),
+            "would ignore its train_time_interval; set checkpoint.train_time_interval instead",
+        ),
+        ("devices=[0]", "should be an int > 0"),
+        ("accelerator=tpu", "torch_xla"),
+        ("precision=transformer-engine", "transformer_engine"),
+    ],
+)
+def test_values_that_cannot_be(flag, said, words, capsys, monkeypatch):
+    """Those of Lightning alone are its own sentence, without a traceback."""
+    monkeypatch.setattr(PolicyModel, "build", None)
+    assert said in fails(capsys, [*words, f"--trainer.{flag}"])
+    assert not list(Path().iterdir())
+
+
+def test_a_trial_leaves_nothing(words, capsys):
+    cli.main([*words, "--trainer.fast_dev_run", "true"])
+    assert "The run is in" not in capsys.readouterr().out and not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "owner", "name"),
+    [
+        ("checkpoint.monitor=val_loss", "checkpoint", "val_loss"),
+        ("checkpoint.monitor=loss", "checkpoint", "loss"),
+        (f"trainer.{callback('EarlyStopping', monitor='val_loss')}", "EarlyStopping", "val_loss"),
+        (f"trainer.{callback('ModelCheckpoint', monitor='val_loss')}", "ModelCheckpoint", "val_loss"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_unknown_monitor(more, owner, name, words, capsys):
+    """One of the validation is refused before training; none spoils the folder for a second try."""
+    words = [*words, "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=1"]
+    said = fails(capsys, [*words, f"--{more}"])
+    assert (
+        f"{owner}.monitor is {name}, but this run does not log {name}; choose" in said and "val/loss" in said
+    )
+    assert Path(RUN).exists() == (name == "loss")
+    cli.main(words)
+    assert json.loads(Path(RUN, "summary.json").read_text())["steps"] == 2
+
+
+def test_early_stopping_by_a_metric_that_is_not_there(words, capsys):
+    """Lightning's own sentence, in a run that began."""
+    more = callback("EarlyStopping", monitor="loss")
+    assert "conditioned on metric `loss` which is not available" in fails(
+        capsys, [*words, f"--trainer.{more}"]
+    )
+
+
+def test_from_python(tmp_path):
+    """The same sentences, before anything is read: neither model nor pairs exist."""
+
+    def fit(fit=Trainer.fit, callbacks=(), **flags):
+        module = PreferenceModule(PolicyModel("nowhere"))
+        data = PreferenceDataModule(Files("nowhere.jsonl"), tokenizer="nowhere")
+        fit(quiet_trainer(tmp_path, callbacks, **flags), module, datamodule=data)
+
+    for flags, said in (
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2, but .* data.global_batch_size"),
+        ({"gradient_clip_val": 1}, "gradient_clip_val is 1, but model.max_grad_norm"),
+        ({"gradient_clip_algorithm": "norm"}, "gradient_clip_algorithm is norm, but"),
+        (
+            {"callbacks": [of_lightning.GradientAccumulationScheduler({0: 2})]},
+            "cut by model.micro_batch_size",
+        ),
+        (
+            {"fit": lambda trainer, *given, **data: Tuner(trainer).lr_find(*given, **data)},
+            "LearningRateFinder",
+        ),
+        (
+            {"fit": lambda trainer, *given, **data: Tuner(trainer).scale_batch_size(*given, **data)},
+            "model.micro_batch_size auto",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            fit(**flags)
+
+
+def test_loading_a_run_from_python(place, tmp_path):
+    """Without its arguments, as a run of ``pacmr fit``."""
+    model, rows = str(place / "model"), Files(str(place / "pairs.jsonl"), str(place / "pairs.jsonl"))
+    module = PreferenceModule(PolicyModel(model, rank=2), RDPO(0.3, label_noise=0.2), SigmoidPrior(0.7))
+    data = PreferenceDataModule(rows, tokenizer=model, global_batch_size=8)
+    quiet_trainer(tmp_path, [RunCheckpoint()], max_steps=1).fit(module, data)
+    found = PreferenceModule.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt")
+    assert (found.objective.beta, found.objective.label_noise, found.weighting.slope) == (0.3, 0.2, 0.7)
+    for name, value in module.policy.adapter().items():
+        assert torch.equal(found.policy.adapter()[name], value)

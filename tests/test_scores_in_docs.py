@@ -1,0 +1,65 @@
+"""docs/data.md's example of scores recorded wrongly: its program runs, and its table is what comes of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import Files
+from pacmr_lightning.embedded_world import World
+
+PAGE = (Path(__file__).parents[1] / "docs/data.md").read_text()
+SECTION = PAGE.partition("### Scores that were recorded wrongly")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+    exec(compile(program, "scores.py", "exec"), {})
+    return [json.loads(line) for line in Path("scores.jsonl").read_text().splitlines()]
+
+
+def table():
+    """Numbers of a row: pairs, lowest and highest suspected share, wrong labels in percent."""
+    lines = [line.split("|") for line in SECTION.splitlines() if "score" in line and line.startswith("| ")]
+    return {
+        cells[1].strip(): [int(n.replace(",", "")) for n in re.findall(r"[\d,]+", "|".join(cells[2:]))]
+        for cells in lines
+    }
+
+
+def test_the_wrong_labels(rows):
+    """By the world's reward, all of them have the score of 10."""
+    reward = World().gold_reward
+    wrong = [reward(row["prompt"], row["chosen"]) < reward(row["prompt"], row["rejected"]) for row in rows]
+    tens = [row["category"] == "score 10" for row in rows]
+    (pairs, _, share), (others, *_, of_others) = table().values()
+    assert (pairs, others) == (sum(tens), len(rows) - sum(tens))
+    assert sum(wrong) == sum(w for w, ten in zip(wrong, tens, strict=True) if ten)
+    assert (share, of_others) == (round(100 * sum(wrong) / sum(tens)), 0)
+
+
+@pytest.mark.slow
+def test_the_audit(rows):
+    for command in re.findall(r"^pacmr (.*?)(?: +#.*)?$", SECTION, re.MULTILINE):
+        cli.main(command.split())
+    found = pd.read_csv("audit/groups.csv").set_index("group")["suspected_share"] * 100
+    (_, tens, _), (_, low, high, _) = table().values()
+    others = found.drop("score 10")
+    assert abs(found["score 10"] - tens) < 3 and abs(others.min() - low) < 3 and abs(others.max() - high) < 3
+
+
+def test_a_row_of_each_kind(tmp_path):
+    """The page's rows are read, and each column is known."""
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE.partition("**Votes, ties and weights**")[2], re.DOTALL)[
+        :1
+    ]
+    (tmp_path / "rows.jsonl").write_text(block)
+    found = Files(str(tmp_path / "rows.jsonl"), str(tmp_path / "rows.jsonl")).load("train")
+    assert len(found) == 6
+    for name in ("votes_for", "votes_against", "annotator", "label", "p_right", "weight"):
+        assert any(value is not None for value in found[name]), name
