@@ -80,7 +80,7 @@ class KLGuard(Callback):
                 f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats per token away "
                 f"from its reference on {self._number} held-out pairs. The run keeps the policy of update "
                 f"{self._step}. Try a lower learning_rate, a larger beta, or the method pacmr_robust "
-                "in place of pacmr."
+                "in place of pacmr; docs/when_dpo_goes_wrong.md has more."
             )
             return
         self._keep(trainer, pl_module)
@@ -90,7 +90,7 @@ class KLGuard(Callback):
             rank_zero_warn(
                 f"After {step} updates the policy is {kl:.2f} nats per token away from its reference on "
                 f"{self._number} held-out pairs. Read its responses: try a lower learning_rate, or a larger "
-                f"beta{end}."
+                f"beta{end}. docs/when_dpo_goes_wrong.md has more."
             )
 
     @torch.no_grad()

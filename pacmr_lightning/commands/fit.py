@@ -123,7 +123,8 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
             rate, steps = self.model.learning_rate, self.trainer.global_step
             print(
-                f"{still}. Raise --model.learning_rate ({rate:g}) or train for more updates ({steps:,}).",
+                f"{still}. Raise --model.learning_rate ({rate:g}) or train for more updates ({steps:,}); "
+                "docs/when_dpo_goes_wrong.md has more.",
                 file=sys.stderr,
             )
 

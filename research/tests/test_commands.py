@@ -10,7 +10,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nmain = " in path.
 
 
 def test_all_experiments_are_found():
-    assert len(NAMES) == 11
+    assert len(NAMES) == 12
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +30,7 @@ def test_help_and_index(name, capsys):
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
         (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
+        (["when_dpo_goes_wrong", "--figure", "x.png", "--folder", "nowhere"], "nowhere has no runs"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),
         (["probe_sizes", "--figure", "/dev/null/x.png"], "/dev/null"),

@@ -24,6 +24,7 @@ PLAIN = {
         "world_alpha": 90,
         "sft_term": 36,
         "vote_policies": 56,
+        "when_dpo_goes_wrong": 12,
     },
 }
 SIZES = FRONTIERS | PLAIN

@@ -1,0 +1,184 @@
+"""Curves of DPO runs that go wrong, with healthy ones beside them: the figure of docs/when_dpo_goes_wrong.md.
+
+    pacmr sweep research/sweeps/when_dpo_goes_wrong.yaml
+    python -m research.when_dpo_goes_wrong --folder runs/sweeps/when_dpo_goes_wrong --figure docs/when-dpo-goes-wrong.png
+
+Without ``--folder`` it draws the kept curves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing, write_frame
+from pacmr_lightning.runs.folder import METRICS
+from pacmr_lightning.sweep.figures import COLORS
+
+from . import command
+
+NUMBERS = Path(__file__).parent / "numbers" / "when-dpo-goes-wrong.csv"
+KEPT = """train/loss train/rewards/accuracies train/rewards/chosen train/rewards/margins val/loss
+    val/rewards/accuracies val/rewards/margins val/logps/chosen val/kl val/guard/kl val/sequence_kl val/gold_reward
+    val/response_tokens val/response_perplexity val/response_repetition val/response_distinct_2""".split()
+BLUE, ORANGE, GREEN, _, YELLOW, *_ = COLORS
+
+
+class Curve(NamedTuple):
+    """A tag of a run, and where its label stands, in shares of the panel."""
+
+    run: str
+    tag: str
+    color: str
+    label: str
+    place: tuple[float, float]
+    style: str = "-"
+
+
+class Panel(NamedTuple):
+    """A symptom; ``tag`` is the y axis."""
+
+    title: str
+    tag: str
+    curves: tuple[Curve, ...]
+    log: bool = False
+
+
+def _panel(title: str, tag: str, *curves: tuple, log: bool = False) -> Panel:
+    return Panel(title, tag, tuple(Curve(run, tag, *rest) for run, *rest in curves), log)
+
+
+ACCURACY = ("val/rewards/accuracies", "train/rewards/accuracies")
+PANELS = (
+    _panel(
+        "1 Chosen log-probs fall",
+        "val/logps/chosen",
+        ("clean-beta1.0", BLUE, "beta 1", (0.6, 0.86)),
+        ("clean_loose-beta0.05", ORANGE, "beta 0.05", (0.56, 0.44)),
+    ),
+    _panel(
+        "2 KL runs away",
+        "val/guard/kl",
+        ("clean-beta1.0", BLUE, "beta 1", (0.65, 0.05)),
+        ("clean_loose-beta0.05", ORANGE, "beta 0.05", (0.5, 0.62)),
+        ("guarded-beta0.05", GREEN, "KLGuard", (0.0, 0.7)),
+    ),
+    _panel(
+        "3 Loops, gibberish",
+        "val/response_perplexity",
+        ("dpo-beta0.5", BLUE, "healthy", (0.55, 0.16)),
+        ("fast-learning_rate0.02", ORANGE, "learning rate × 40", (0.16, 0.76)),
+        log=True,
+    ),
+    Panel(
+        "4 Accuracy 1, loss 0",
+        "rewards/accuracies",
+        (
+            Curve("dpo-beta0.5", ACCURACY[0], BLUE, "healthy, val", (0.5, 0.62)),
+            Curve("few-beta0.5", ACCURACY[0], ORANGE, "160 pairs, val", (0.4, 0.03)),
+            Curve("few-beta0.5", ACCURACY[1], ORANGE, "160 pairs, train", (0.1, 0.97), "--"),
+        ),
+    ),
+    _panel(
+        "5 Nothing moves",
+        "val/loss",
+        ("dpo-beta0.5", BLUE, "healthy", (0.55, 0.22)),
+        ("slow-beta0.5", ORANGE, "learning rate / 100", (0.2, 0.97)),
+        ("loose-beta0.005", YELLOW, "beta / 100, KL {kl}", (0.26, 0.73)),
+    ),
+    _panel(
+        "6 Responses get longer",
+        "val/response_tokens",
+        ("dpo-beta0.5", BLUE, "healthy", (0.55, 0.06)),
+        ("longer-beta0.5", YELLOW, "labels follow length", (0.16, 0.28)),
+        ("fast-learning_rate0.02", ORANGE, "learning rate × 40", (0.16, 0.76)),
+        log=True,
+    ),
+    Panel(
+        "7 Labels follow a shortcut",
+        "rewards/accuracies",
+        (
+            Curve("dpo-beta0.5", ACCURACY[0], BLUE, "healthy, val", (0.5, 0.62)),
+            Curve("dpo-beta0.5", ACCURACY[1], BLUE, "train", (0.72, 0.4), "--"),
+            Curve("longer-beta0.5", ACCURACY[0], ORANGE, "length, val", (0.5, 0.06)),
+            Curve("longer-beta0.5", ACCURACY[1], ORANGE, "length, train", (0.3, 0.97), "--"),
+        ),
+    ),
+    _panel(
+        "8 Better loss, worse text",
+        "val/gold_reward",
+        ("clean-beta1.0", BLUE, "beta 1", (0.6, 0.97)),
+        ("clean_loose-beta0.05", ORANGE, "beta 0.05,\nloss {loss}", (0.36, 0.45)),
+        ("guarded-beta0.05", GREEN, "KLGuard", (0.36, 0.62)),
+    ),
+)
+
+
+def curves_of(folder: Path) -> pd.DataFrame:
+    """Return a row per run of the sweep and logged step, with the tags that are drawn or printed."""
+    found = []
+    for path in sorted(folder.glob(f"*-seed*/{METRICS}")):
+        name = path.parent.name.rpartition("-seed")[0].replace("-noise30", "")
+        frame = pd.read_csv(path).groupby("step", as_index=False).first()
+        frame = frame[frame["val/loss"].notna() | frame["val/sequence_kl"].notna()]
+        found.append(frame[["step", *KEPT]].round(4).assign(run=name))
+    if not found:
+        raise UserError(f"{folder} has no runs; make them with pacmr sweep, or leave out --folder.")
+    return pd.concat(found)[["run", "step", *KEPT]]
+
+
+def draw(axis: Axes, panel: Panel, numbers: pd.DataFrame) -> None:
+    """Draw a symptom."""
+    for curve in panel.curves:
+        found = numbers[numbers["run"].eq(curve.run)].set_index("step")
+        values = found[curve.tag].dropna()
+        axis.plot(values.index + 1, values, curve.style, color=curve.color, lw=1.6)
+        axis.plot(values.index[-1:] + 1, values[-1:], "o", color=curve.color, ms=3.5)
+        loss, kl = found["val/loss"].dropna(), found["val/sequence_kl"].dropna()
+        text = curve.label.format(loss=f"{loss.iloc[2]:.2f} → {loss.iloc[-1]:.2f}", kl=f"{kl.iloc[-1]:.0f}")
+        x, y = curve.place
+        axis.text(x, y, text, color=curve.color, fontsize=8.5, va="center", transform=axis.transAxes)
+    if panel.tag == "val/guard/kl":
+        axis.axhline(1, color="0.6", lw=1, ls=":")
+    axis.set(xlim=(0, 205), xticks=[0, 100, 200])
+    axis.margins(y=0.16)
+    if panel.log:
+        axis.set_yscale("log")
+    if panel.tag == "val/response_tokens":
+        axis.set_yticks([5, 10, 20], ["5", "10", "20"])
+        axis.minorticks_off()
+    axis.set_title(panel.title, loc="left", fontsize=9)
+    axis.set_ylabel(panel.tag, fontsize=8.5)
+    axis.tick_params(labelsize=8.5)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def when_dpo_goes_wrong(*, figure: str, folder: str | None = None) -> None:
+    """Draw a panel per symptom.
+
+    Args:
+        figure: PNG to write.
+        folder: of the sweep; its curves replace the kept ones, ``research/numbers/when-dpo-goes-wrong.csv``.
+    """
+    if folder is not None:
+        write_frame(NUMBERS, curves_of(Path(folder)))
+    numbers = pd.read_csv(NUMBERS)
+    drawing, axes = plt.subplots(2, 4, figsize=(9.5, 4.6), layout="constrained", dpi=150)
+    for axis, panel in zip(axes.flat, PANELS, strict=True):
+        draw(axis, panel, numbers)
+    for axis in axes[1]:
+        axis.set_xlabel("updates", fontsize=8.5)
+    with replacing(figure) as temporary:
+        drawing.savefig(temporary, format="png")
+    plt.close(drawing)
+
+
+main = command("when_dpo_goes_wrong", when_dpo_goes_wrong)
+
+if __name__ == "__main__":
+    main()
