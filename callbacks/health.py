@@ -160,7 +160,7 @@ class Health(Callback):
                 step,
                 "saturated_share",
                 f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, where the loss "
-                "has no gradient; try fewer epochs, a lower learning_rate, or a smaller beta. "
+                "has no gradient; try fewer epochs, more pairs or a lower learning_rate; "
                 "docs/when_dpo_goes_wrong.md has more.",
             )
         if self._idle >= self.max_idle_updates:
