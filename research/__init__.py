@@ -35,6 +35,8 @@ def command(name: str, function: Callable[..., Any]) -> Callable[..., None]:
             )
         except Exception as error:
             cause = user_error(error)
+            if cause is None and isinstance(error, OSError) and error.filename:
+                stop(f"{error.filename} cannot be read ({error.strerror}); name another file.")
             if cause is None:
                 raise
             stop(str(cause))

@@ -4,7 +4,8 @@
 
 The influence of a label (arXiv 2501.05790, here exact and on a linear probe) is what a Newton step without it
 would change in the loss of the clean pairs; its first-order form leaves out the Hessian, as VNet's
-coefficients do. CHES (arXiv 2410.08847) is <a, b> - <a, a> of the summed last states a and b of chosen and rejected.
+coefficients do. CHES (arXiv 2410.08847) is <a, b> - <a, a>, a and b the summed last states of chosen and
+rejected response.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ def test_help_and_index(name, capsys):
         (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
         (["when_dpo_goes_wrong", "--figure", "x.png", "--folder", "nowhere"], "nowhere has no runs"),
+        (["label_influence", "nowhere.jsonl", "--model", "x"], "nowhere.jsonl cannot be read"),
+        (["votes", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),
         (["probe_sizes", "--figure", "/dev/null/x.png"], "/dev/null"),
