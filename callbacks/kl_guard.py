@@ -57,6 +57,10 @@ class KLGuard(Callback):
         self.stop = stop
         self._warned = False
 
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Move before all other callbacks, so that what they measure and save is the restored policy."""
+        trainer.callbacks = [self, *(one for one in trainer.callbacks if one is not self)]
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep the state that the run starts from."""
         self._warned = False

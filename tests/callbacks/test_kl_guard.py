@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -44,12 +45,17 @@ def adapters_are_equal(one, other):
 def test_a_run_that_goes_too_far(fit, recwarn):
     vnet = {"weighting": {"class_path": "VNetWeighting", "init_args": {"every": 1}}}
     options = {"pairs": 4, "every": 2, "warn": 1e-4, "stop": 0.3}
-    last = fit("run", [(GUARD, options)], 0.003, vnet)
+    sampled = ("SequenceKL", {"samples": 4, "max_new_tokens": 4, "every": 2})
+    last = fit("run", [sampled, (GUARD, options)], 0.003, vnet)
     said = [str(w.message) for w in recwarn if "nats per token away" in str(w.message)]
     assert "KLGuard ends the training: after" in said[-1] and last["global_step"] < 16
     kept = int(said[-1].rpartition("the policy of update ")[2].partition(".")[0])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["metrics"]["val/guard/restored_step"] == kept < summary["steps"]
+    # What was measured last is of the model that was kept, although the measuring callback comes first.
+    measured = pd.read_csv("run/metrics.csv").set_index("step")["val/sequence_kl"].dropna()
+    assert measured.iloc[-1] == (measured[kept - 1] if kept else 0)
+    assert summary["metrics"]["val/sequence_kl"] == measured.iloc[-1]
     # The same run without a guard is there after as many updates.
     snapshots = ("Snapshots", {"steps": [kept]})
     fit("free", [snapshots], 0.003, vnet)
