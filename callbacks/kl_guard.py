@@ -59,7 +59,8 @@ class KLGuard(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Move before all other callbacks, so that what they measure and save is the restored policy."""
-        trainer.callbacks = [self, *(one for one in trainer.callbacks if one is not self)]
+        others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep the state that the run starts from."""
