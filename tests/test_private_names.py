@@ -57,7 +57,7 @@ TABLE = {
     "torch": "_foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
     "torch:Tensor": "_is_view",
     "torch._ops": "OpOverload",
-    "torch._dynamo.config": "recompile_limit",
+    "torch._dynamo.config": "recompile_limit specialize_float",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": ("_supports_flash_attn _supports_sdpa set_attn_implementation"),
     "transformers.modeling_layers": "GradientCheckpointingLayer",

@@ -25,6 +25,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(f"{type(model).__name__} has no layers that can be compiled; set compile to false.")
+    torch._dynamo.config.specialize_float = True  # LoRA's scaling as a number, not as an input
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
     for layer in layers:
         own = [module for module in layer.modules() if isinstance(module, PolicyLora)]
