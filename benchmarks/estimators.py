@@ -24,12 +24,12 @@ from timed_runs import quiet
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.gradient import add_gradient, norm, zeros
 from pacmr_lightning.meta_gradient import (
     CentralDifference,
     GhostDotProduct,
     MetaGradientEstimator,
 )
+from pacmr_lightning.meta_gradient.gradient import add_gradient, norm, zeros
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel

@@ -49,11 +49,11 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules.micro_batch_finder import fit_pairs
-from pacmr_lightning.numerics import Recomputed
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
 from pacmr_lightning.policy.attention import shared_mask, use_attention
+from pacmr_lightning.policy.numerics import Recomputed
 from pacmr_lightning.policy.packed_attention import VARLEN, Packing, packed_attention
 from pacmr_lightning.policy.token_layout import shared_rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting

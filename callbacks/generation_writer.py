@@ -16,8 +16,8 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.response_files import answers_path, output_path
 from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.runs.folder import GENERATIONS
+from pacmr_lightning.strategies.ranks import on_all_ranks
 
 
 class GenerationWriter(BasePredictionWriter):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pacmr_lightning.errors import check_at_least, check_within
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.numerics import wide
-from pacmr_lightning.ranks import sum_over_ranks
+from pacmr_lightning.policy.numerics import wide
 from pacmr_lightning.runs.folder import CHECKPOINTS
+from pacmr_lightning.strategies.ranks import sum_over_ranks
 from pacmr_lightning.strategies.sharding import whole
 
 from .visits import record_of

@@ -21,9 +21,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.ranks import max_over_ranks
 from pacmr_lightning.runs.config import SaveRunConfig, write_config
 from pacmr_lightning.runs.folder import CHECKPOINTS
+from pacmr_lightning.strategies.ranks import max_over_ranks
 
 
 class RunCheckpoint(ModelCheckpoint):

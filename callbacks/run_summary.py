@@ -19,12 +19,12 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import write_json
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
-from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
+from pacmr_lightning.strategies.ranks import on_all_ranks
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..metrics import weight_gap
+from ..modules.metrics import weight_gap
 from .visits import VisitsCallback, record_of
 
 

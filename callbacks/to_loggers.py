@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 
-from pacmr_lightning.numerics import histogram
+from pacmr_lightning.policy.numerics import histogram
 from pacmr_lightning.runs.folder import ANALYSIS
 
 BINS = 30

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError, check_at_least
-from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
+from pacmr_lightning.strategies.ranks import on_all_ranks
 
 from .interval import Interval
 

@@ -17,12 +17,12 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import write_frame
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ALL_CATEGORIES, ANALYSIS, WEIGHT_GAP_TABLE
+from pacmr_lightning.strategies.ranks import on_all_ranks
 from pacmr_lightning.weighting import VNet
 
-from ..metrics import WEIGHT_GAP, weight_gap
+from ..modules.metrics import WEIGHT_GAP, weight_gap
 from .to_loggers import PAIR_WEIGHTS, log_numbers
 from .visits import VisitsCallback
 

@@ -10,9 +10,9 @@ from jinja2 import TemplateError
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
-from pacmr_lightning.chat_template import render_messages
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import Messages
+from pacmr_lightning.policy.chat_template import render_messages
 
 _ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),

@@ -21,7 +21,7 @@ from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest, expanded, is_file_of_rows
-from pacmr_lightning.hub_access import locate
+from pacmr_lightning.policy.hub_access import locate
 
 from .columns import PREFERENCES, SFT, Columns
 from .reading import arrow_row, column_names, numbered_rows, written_once

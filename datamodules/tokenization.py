@@ -12,8 +12,8 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import UNKNOWN
-from pacmr_lightning.chat_template import template_warnings
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy.chat_template import template_warnings
 
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations

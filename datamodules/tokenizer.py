@@ -10,10 +10,10 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file, find_adapter_config_file
 
-from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import expanded
-from pacmr_lightning.hub_access import locate
+from pacmr_lightning.policy.chat_template import end_tokens
+from pacmr_lightning.policy.hub_access import locate
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

@@ -41,7 +41,7 @@ from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward_model import classified, judged_tokens
-from pacmr_lightning.numerics import AskedDtype, base_dtype
+from pacmr_lightning.policy.numerics import AskedDtype, base_dtype
 
 
 def reward_model(

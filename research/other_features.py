@@ -20,8 +20,8 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.ranks import on_all_ranks, sum_over_ranks
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.strategies.ranks import on_all_ranks, sum_over_ranks
 from pacmr_lightning.weighting import VNetWeighting
 
 SCALE_DECAY, VISIT_DECAY = 0.95, 0.5

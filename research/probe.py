@@ -25,8 +25,8 @@ from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.files import replacing
-from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.numerics import AskedDtype
 
 from . import command
 

@@ -33,8 +33,8 @@ from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.files import replacing, write_frame, write_json_lines
-from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.numerics import AskedDtype
 
 from . import command
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import expanded
-from pacmr_lightning.hub_access import locate, model_state
+from pacmr_lightning.policy.hub_access import locate, model_state
 
 from .loops import loops
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..batch import UNKNOWN
-from ..metrics import weight_gap
+from ..modules.metrics import weight_gap
 
 BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}

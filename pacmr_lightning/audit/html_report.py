@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
-from ..numerics import histogram
+from ..policy.numerics import histogram
 from .decisions import Texts
 from .scorers import SCORES, VOTE
 from .suspected import Findings

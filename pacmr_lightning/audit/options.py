@@ -8,7 +8,7 @@ from ..errors import UserError, check_at_least, check_within
 from ..evaluation.judge_calls import check_prices
 from ..evaluation.judging import PairJudge, check_distinct
 from ..files import check_writable, local_path
-from ..numerics import AskedDtype
+from ..policy.numerics import AskedDtype
 from .decisions import Decisions, read_decisions
 from .scorers import Choice
 

@@ -15,7 +15,7 @@ from ..datamodules import Source, pairs_of
 from ..datamodules.row_values import readable_texts
 from ..errors import UserError
 from ..files import check_writable, content_digest, expanded, local_path, write_frame, write_json, write_text
-from ..hub_access import similar_folder
+from ..policy.hub_access import similar_folder
 from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement

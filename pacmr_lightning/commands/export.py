@@ -14,17 +14,17 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from ..batch import PairBatch
-from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
 from ..datamodules.tokenization import tokenize_pairs
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..errors import UserError, first_line
 from ..files import expanded
-from ..numerics import not_finite
 from ..policy import PolicyModel
 from ..policy.base_model import plain_model
+from ..policy.chat_template import stop_at_end_tokens
 from ..policy.lora import ADAPTER
 from ..policy.model_files import KEPT, merge_rounded
+from ..policy.numerics import not_finite
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.model_card import model_card, on_hub, weighting_settings

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from ..chat_template import end_tokens
 from ..errors import UserError, check_at_least, check_within
-from ..numerics import numerics
 from ..policy import PolicyModel
+from ..policy.chat_template import end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.limits import positions
+from ..policy.numerics import numerics
 from ..policy.selfcheck import TOLERANCE
 from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response

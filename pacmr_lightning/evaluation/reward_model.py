@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from ..chat_template import render_messages
 from ..errors import UserError, check_at_least, first_line
 from ..files import expanded
-from ..hub_access import locate, model_state
-from ..numerics import numerics
+from ..policy.chat_template import render_messages
+from ..policy.hub_access import locate, model_state
 from ..policy.limits import positions
+from ..policy.numerics import numerics
 from ..waiting import waiting
 from .answer_store import AnswerStore, content_key
 from .conversation import Messages, as_messages, as_text

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, check_within
-from ..gradient import Direction, norm
-from ..ranks import sum_over_ranks
 from ..recorded import Recorded
+from ..strategies.ranks import sum_over_ranks
+from .gradient import Direction, norm
 from .step_pairs import StepPairs
 from .virtual_step import shifted
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
-from ..gradient import Direction, add_gradient, zeros
 from ..policy import PolicyModel
-from ..ranks import sum_over_ranks
 from ..recorded import Recorded
 from ..rewards import Rewards
+from ..strategies.ranks import sum_over_ranks
+from .gradient import Direction, add_gradient, zeros
 
 
 @dataclass

@@ -16,15 +16,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
-from ..gradient import Direction, add_gradient
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..policy.lora_layer import PerPair, TokensOfPairs, UnsupportedLoraError
 from ..policy.memory import ram
 from ..policy.token_layout import Rows
-from ..ranks import min_over_ranks, ranks
 from ..rewards import Rewards
+from ..strategies.ranks import min_over_ranks, ranks
 from ..strategies.sharding import shape
+from .gradient import Direction, add_gradient
 
 FREE = 0.8
 """Kept gradients' share of the memory that a GPU's largest step so far has left free."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..gradient import Direction
 from ..policy import PolicyModel
+from .gradient import Direction
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..gradient import Direction, norm
-from ..ranks import on_all_ranks, sum_over_ranks
+from ..meta_gradient.gradient import Direction, norm
+from ..strategies.ranks import on_all_ranks, sum_over_ranks
 
 
 def check_finite(losses: Tensor, gradient: Direction, ids: Sequence[str] = (), of: str = "loss") -> None:

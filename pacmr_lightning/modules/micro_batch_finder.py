@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ..batch import MicroBatchSize, PairBatch, TokenBudget
 from ..errors import UserError, is_out_of_memory
-from ..gradient import zeros
+from ..meta_gradient.gradient import zeros
 from ..meta_gradient.virtual_step import shifted
-from ..numerics import Recomputed
 from ..policy import PolicyModel
-from ..ranks import max_over_ranks, min_over_ranks
+from ..policy.numerics import Recomputed
+from ..strategies.ranks import max_over_ranks, min_over_ranks
 from ..strategies.sharding import shape
 from ..waiting import waiting
 

@@ -15,9 +15,8 @@ from ..batch import LogProbs, MicroBatchSize, PairBatch, TokenBudget, TrainingBa
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
-from ..gradient import clip, norm
+from ..meta_gradient.gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
-from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import parameter_count
@@ -30,6 +29,7 @@ from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
 from .datamodule import datamodule
 from .finite import check_finite
+from .metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import (

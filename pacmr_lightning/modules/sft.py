@@ -23,17 +23,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..files import check_writable, expanded, replacing
-from ..numerics import AskedDtype, Recomputed, base_dtype, check_weights, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import load_base, recompute_activations, weights_digest
+from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
 from ..policy.model_files import KEPT, check_savable, merge_rounded
+from ..policy.numerics import AskedDtype, Recomputed, base_dtype, check_weights, recomputes
 from ..policy.rotary import choose_by_row
-from ..ranks import several_ranks
+from ..strategies.ranks import several_ranks
 from ..waiting import waiting
 from .datamodule import datamodule
 from .finite import check_finite

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, check_within
-from ..ranks import sum_over_ranks
 from ..recorded import Recorded
 from ..rewards import Rewards
+from ..strategies.ranks import sum_over_ranks
 
 
 class Objective(Recorded, ABC):

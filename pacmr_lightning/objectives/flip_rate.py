@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError, check_within
-from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import Rewards
+from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .base import Objective
 
 

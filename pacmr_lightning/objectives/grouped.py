@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, check_within
-from ..ranks import several_ranks, sum_over_ranks
+from ..strategies.ranks import several_ranks, sum_over_ranks
 from .per_pair import DPO
 
 

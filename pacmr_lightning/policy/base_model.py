@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from ..errors import UserError, is_out_of_memory
-from ..hub_access import locate
-from ..numerics import Recomputed, not_finite
 from ..strategies.sharding import whole
 from .attention import use_attention
+from .hub_access import locate
 from .lora_layer import PolicyLora
 from .merged_adapters import merge_adapter
 from .model_files import mend_generation_config
+from .numerics import Recomputed, not_finite
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 

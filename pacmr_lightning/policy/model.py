@@ -17,9 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
 from ..files import expanded
-from ..numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
-from ..ranks import max_over_ranks
 from ..recorded import Recorded
+from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
 from ..waiting import waiting
 from .attention import (
@@ -38,6 +37,7 @@ from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .middle_states import middle_states
+from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rotary import choose_by_row
 from .selfcheck import choose_plan

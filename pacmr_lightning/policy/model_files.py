@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from ..chat_template import stop_at_end_tokens
 from ..errors import UserError, first_line
-from ..numerics import not_finite
+from .chat_template import stop_at_end_tokens
 from .memory import free_memory
 from .merged_adapters import untie_head
+from .numerics import not_finite
 
 KEPT = 0.95
 """Share of an adapter's effect under which a message names the remedy."""

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from ..batch import LogProbs, PairBatch, Segment
 from ..errors import UserError, is_out_of_memory
-from ..numerics import wide
-from ..ranks import max_over_ranks
+from ..strategies.ranks import max_over_ranks
 from .attention import (
     PLAIN,
     AskedLayout,
@@ -28,6 +27,7 @@ from .attention import (
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
+from .numerics import wide
 from .rotary import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
 

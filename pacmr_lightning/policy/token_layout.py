@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, Segment
-from ..numerics import wide
+from .numerics import wide
 from .packed_attention import Packing
 
 Layout = Literal["shared", "packed", "separate", "plain"]

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..errors import UserError
 from ..files import local_path, replacing
-from ..numerics import check_weights
+from ..policy.numerics import check_weights
 
 LAST = "last.ckpt"
 CONTENT = {"global_step", "state_dict", "loops"}

@@ -25,7 +25,7 @@ from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..modules.trainer_flags import OF_A_RUN
-from ..numerics import base_dtype
+from ..policy.numerics import base_dtype
 from ..recorded import as_config
 from .folder import CONFIG
 

@@ -14,14 +14,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..batch import PairBatch, TokenBudget
-from ..gradient import Direction, norm, zeros
 from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metrics, relative_error
+from ..meta_gradient.gradient import Direction, norm, zeros
 from ..meta_gradient.outer_objectives import OuterObjective
 from ..meta_gradient.step_pairs import StepPairs
 from ..meta_gradient.virtual_step import shifted
 from ..policy.lora_layer import UnsupportedLoraError
-from ..ranks import sum_over_ranks
 from ..rewards import Rewards
+from ..strategies.ranks import sum_over_ranks
 from .base import Weighting, Weights
 
 NORM_FLOOR = 1e-10

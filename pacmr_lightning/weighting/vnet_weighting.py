@@ -12,8 +12,8 @@ from ..errors import UserError, check_within
 from ..meta_gradient.estimators import GhostDotProduct, MetaGradientEstimator
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
-from ..ranks import spread_over_ranks
 from ..rewards import Rewards
+from ..strategies.ranks import spread_over_ranks
 from .algorithm_1 import update_vnet
 from .base import Weighting, Weights
 from .sigmoid_prior import auto_offset, check_offset

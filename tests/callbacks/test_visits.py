@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from pacmr_lightning.callbacks import visits as module
 from pacmr_lightning.callbacks.visits import LastVisits
-from pacmr_lightning.metrics import weight_gap
+from pacmr_lightning.modules.metrics import weight_gap
 
 BATCH, STEPS = 6, 9
 

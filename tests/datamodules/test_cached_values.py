@@ -9,9 +9,9 @@ import torch
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, cached_values
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.numerics import numerics
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
+from pacmr_lightning.policy.numerics import numerics
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pacmr_lightning.metrics import WEIGHT_GAP, weight_gap
+from pacmr_lightning.modules.metrics import WEIGHT_GAP, weight_gap
 
 
 def make(count=400, seed=0, unknown=0.2, scale=0.2):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pacmr_lightning.gradient import Direction, norm
 from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
+from pacmr_lightning.meta_gradient.gradient import Direction, norm
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.ranks import on_all_ranks, sum_over_ranks
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.strategies.ranks import on_all_ranks, sum_over_ranks
 
 from .objective import SLiC
 

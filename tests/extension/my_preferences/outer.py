@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pacmr_lightning.batch import MicroBatchSize, PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import add_gradient, zeros
 from pacmr_lightning.meta_gradient import OuterGradient, OuterObjective
+from pacmr_lightning.meta_gradient.gradient import add_gradient, zeros
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.strategies.ranks import sum_over_ranks
 
 
 class BrierConsistency(OuterObjective):

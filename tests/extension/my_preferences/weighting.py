@@ -10,8 +10,8 @@ from torch import Tensor
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import StepPairs
-from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.strategies.ranks import sum_over_ranks
 from pacmr_lightning.weighting import Weighting, Weights
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 

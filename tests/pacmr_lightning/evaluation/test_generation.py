@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
@@ -16,6 +15,7 @@ from pacmr_lightning.evaluation.generation import (
     respond,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
+from pacmr_lightning.policy.chat_template import end_tokens
 
 PROMPTS = [[1, 5], [1, *range(7, 40)], [1, 9, 9, 3], [1, *range(50, 30, -1)], [1]]
 TOKENS = 9

@@ -7,9 +7,9 @@ import torch
 
 from pacmr_lightning.batch import TokenBudget
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import norm, zeros
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.meta_gradient import step_pairs as module
+from pacmr_lightning.meta_gradient.gradient import norm, zeros
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel

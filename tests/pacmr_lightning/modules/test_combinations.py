@@ -16,8 +16,8 @@ import torch
 
 from pacmr_lightning import objectives, weighting
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import norm
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
+from pacmr_lightning.meta_gradient.gradient import norm
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards

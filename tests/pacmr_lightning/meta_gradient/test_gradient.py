@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.gradient import add_gradient, clip, norm, zeros
+from pacmr_lightning.meta_gradient.gradient import add_gradient, clip, norm, zeros
 
 
 @pytest.fixture

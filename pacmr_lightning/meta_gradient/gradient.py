@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .strategies.sharding import shape
+from ..strategies.sharding import shape
 
 Direction = dict[str, Tensor]
 """A tensor for each adapter parameter, by name."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from .rewards import Rewards
-from .weighting import Weights
+from ..rewards import Rewards
+from ..weighting import Weights
 
 REWARDS = (
     "loss",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.metrics import RunningMeans, WeightStatistics, gold_accuracy, weight_gap
+from pacmr_lightning.modules.metrics import RunningMeans, WeightStatistics, gold_accuracy, weight_gap
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import Weights
 

@@ -5,8 +5,8 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from .errors import UserError, first_line
-from .files import content_digest, local_path
+from ..errors import UserError, first_line
+from ..files import content_digest, local_path
 
 NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
 """Errors of the HTTP clients of huggingface_hub's versions, by name."""

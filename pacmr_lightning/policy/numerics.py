@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from .errors import UserError
+from ..errors import UserError
 
 AskedDtype = Literal["auto", "float32", "bfloat16"]
 Recomputed = bool | Literal["selective"]

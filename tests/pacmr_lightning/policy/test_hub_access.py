@@ -13,8 +13,8 @@ from transformers import AutoConfig, LlamaConfig
 from pacmr_lightning.datamodules.hub import load_split
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.hub_access import locate, unreachable
 from pacmr_lightning.policy.base_model import is_adapter
+from pacmr_lightning.policy.hub_access import locate, unreachable
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.numerics import base_dtype, histogram
+from pacmr_lightning.policy.numerics import base_dtype, histogram
 
 
 @pytest.mark.parametrize(
