@@ -167,7 +167,7 @@ def bradley_terry(pairs: pd.DataFrame) -> np.ndarray:
 
 def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray) -> dict[str, object]:
     """Return one row: how the other votes bear out the score u, and p by the audit."""
-    found = agreement(u, prompts, resamples=50)
+    found = agreement(u, prompts)
     p = found.p
     decided = pairs["flipped"].notna().to_numpy()
     wrong = pairs["flipped"].fillna(False).astype(bool).to_numpy()

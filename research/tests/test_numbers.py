@@ -583,3 +583,65 @@ def test_two_readers_of_original_labels():
             checked.setdefault(part, []).append(f"{labels['against_2'].sum()} of {len(labels)}")
     for counts in checked.values():
         assert f"| {counts[0]} | {counts[1]} |" in text
+
+
+SCORES = {
+    "length": "length",
+    "tf-idf and length": "tf-idf and length",
+    "Bradley-Terry": "Bradley-Terry over arguments",
+}
+SCORES |= {"probe, smollm2-135m": "probe, SmolLM2-135M", "probe, gemma-3-270m": "probe, Gemma 3 270M"}
+SCORES |= {"probe, qwen2.5-coder-0.5b": "probe, Qwen2.5-Coder-0.5B"}
+SCORES |= {"probe, qwen2.5-coder-1.5b": "probe, Qwen2.5-Coder-1.5B (bfloat16)"}
+
+
+def test_audits_of_votes():
+    kept = kept_runs("votes").set_index("score")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    text = notebook("labels-that-people-made")
+    found = table(text, next(line for line in text.splitlines(True) if line.startswith("| score | AUROC |")))
+    columns = "auroc average_precision auroc_similar_length suspected expected others majority recall"
+    columns += " first_100_majority largest_error_of_a_tenth"
+    for score, row in kept.iterrows():
+        *cells, cleanlab = found.pop(SCORES[score])
+        values = [float(cell.replace(",", "")) for cell in cells]
+        assert values == pytest.approx(row[columns.split()].tolist(), abs=0.0051)
+        assert cleanlab == f"{row['cleanlab_suspected']:,.0f}, {row['cleanlab_majority']:.2f}"
+    assert not found
+    best, length = (kept.loc[name] for name in ("probe, qwen2.5-coder-1.5b", "length"))
+    pairs = [f"{row['auroc']:.2f}, {row['average_precision']:.2f}" for row in (best, length)]
+    assert f"| {'; '.join(pairs)} |" in readme
+    small = kept.loc["probe, smollm2-135m"]
+    assert f"contradict {small['suspected']:,.0f} of {small['pairs']:,.0f} labels" in readme
+    assert f"{small['expected']:.0%} are expected" in readme
+    assert f"interval {small['low']:.0%} to {small['high']:.0%}" in readme
+    assert f"{small['others']:.0%} of their votes, and {small['majority']:.0%} of their majorities" in readme
+
+
+def test_policies_on_votes():
+    cells = kept_runs("vote-policies")
+    text = notebook("vote-policies")
+    found = table(text, "| method, beta | fold 0 | fold 1 | fold 2 | fold 3 |\n")
+    names = {"refined, 0.1": "refined", "PACMR-DPO, 0.1": "pacmr", "the same, floor 0.3": "pacmr_robust"}
+    names |= {"oracle, 0.1": "oracle"} | {f"DPO, {beta}": "dpo" for beta in (0.1, 0.03, 0.3)}
+    for name, method in names.items():
+        beta = float(name.rpartition(" ")[2]) if method == "dpo" else 0.1
+        part = cells[cells["method"].eq(method) & np.isclose(cells["beta"], beta)].set_index("fold")
+        expected = [f"{row['accuracy']:.3f} ({row['kl']:.2f})" for _, row in part.sort_index().iterrows()]
+        assert [cell for cell in found[name] if cell] == expected
+    other = table(
+        notebook("labels-that-people-made"),
+        "| | accuracy (folds) | AUROC for contradicted votes | KL per token | minus DPO |\n",
+    )
+    at = cells[np.isclose(cells["beta"], 0.1)].set_index(["method", "fold"])
+    for name, method in {"DPO": "dpo", "majority": "refined", "right": "right"}.items():
+        part, dpo = at.loc[method], at.loc["dpo"]
+        folds = ", ".join(f"{value:.3f}" for value in part["accuracy"])
+        mean, low, high = interval(part["accuracy"] - dpo["accuracy"])
+        gap = f"{mean:+.3f} ± {(high - low) / 2:.3f}" if method != "dpo" else ""
+        expected = [f"{part['accuracy'].mean():.3f} ({folds})", f"{part['auroc'].mean():.3f}"]
+        assert other[name] == [*expected, f"{part['kl'].mean():.2f}", gap]
+        if method == "refined":
+            assert gap in text
+            readme = (ROOT / "README.md").read_text(encoding="utf-8")
+            assert f"four folds | {mean:+.2f} [{low:.2f}, {high:.2f}], at higher KL |" in readme
