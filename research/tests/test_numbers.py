@@ -1,4 +1,4 @@
-"""Numbers in docs/results.md, docs/real_text.md and the notebook are those of research/numbers."""
+"""Numbers in README, docs/results.md, docs/real_text.md and the notebook are those of research/numbers."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,7 @@ from research.frontier import at_best, at_kls, compared
 
 ROOT = Path(__file__).parents[2]
 DOCS, NUMBERS = ROOT / "docs", ROOT / "research" / "numbers"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, noise rate given": "rdpo"}
 METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
 KINDS = {
@@ -313,6 +314,8 @@ def test_sentiment():
         assert more in text
         if column == "reward":
             assert more in (DOCS / "real_text.md").read_text(encoding="utf-8")
+        if (method, column) == ("refined", "reward"):
+            assert f"+{more}" in README
 
 
 def test_original_labels():
@@ -350,6 +353,10 @@ def test_probes_by_size():
             f"{holds} | {part['rate_identified'].sum()} |"
         )
         assert line in text, line
+    half = frame[frame["model"].str.contains("0.5b") & frame["flips"].eq(0.3)]
+    most = half["pairs"].eq(half.groupby("data")["pairs"].transform("max"))
+    means = half[most].groupby("data")["auroc"].mean()
+    assert f"HH; TL;DR, 0.5B model | {means['HH']:.2f}; {means['TL;DR']:.2f} |" in README
 
 
 def test_features_of_probes():
@@ -557,6 +564,9 @@ def test_reward_against_noise_rate():
         refined, twice = (kept.loc[name, rate]["gold_reward"] for name in ("estimated", "dpo_two_epochs"))
         numbers = [float(number) for number in re.findall(r"[+-]\d\.\d\d", gaps[place])]
         assert list(interval(refined - twice)) == pytest.approx(numbers, abs=0.0051)
+        if rate in (0.0, 0.2, 0.3, 0.4):
+            mean, low, high = interval(refined - twice)
+            assert f"{mean:+.2f} [{low:.2f}, {high:.2f}]" in README
 
 
 def test_two_readers_of_original_labels():
@@ -597,7 +607,7 @@ SCORES |= {"probe, qwen2.5-coder-1.5b": "probe, Qwen2.5-Coder-1.5B (bfloat16)"}
 
 def test_audits_of_votes():
     kept = kept_runs("votes").set_index("score")
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    readme = " ".join(README.split())
     text = notebook("labels-that-people-made")
     found = table(text, next(line for line in text.splitlines(True) if line.startswith("| score | AUROC |")))
     columns = "auroc average_precision auroc_similar_length suspected expected others majority recall"
@@ -643,5 +653,4 @@ def test_policies_on_votes():
         assert other[name] == [*expected, f"{part['kl'].mean():.2f}", gap]
         if method == "refined":
             assert gap in text
-            readme = (ROOT / "README.md").read_text(encoding="utf-8")
-            assert f"four folds | {mean:+.2f} [{low:.2f}, {high:.2f}], at higher KL |" in readme
+            assert f"four folds | {mean:+.2f} [{low:.2f}, {high:.2f}], at higher KL |" in README
