@@ -135,6 +135,8 @@ def test_central_rows_run_again():
                 assert list(interval(gaps)) == pytest.approx(numbers, abs=0.0051)
             else:
                 assert_means(first, numbers[0], *numbers[2:])
+    shown = ", ".join(minus_dpo(kept_runs("frontier-report"), "pacmr", (0.2, 0.3, 0.4)))
+    assert shown.replace(", +", ", ") in README.replace("], +", "], ")
 
 
 def test_checkpoints():
