@@ -21,7 +21,7 @@ from pacmr_lightning.recorded import Recorded
 from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
-from .evaluation_prompts import draw_prompts, prompt_loader
+from .evaluation_prompts import EvaluationPrompt, draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .row_values import prompts_of
 from .sampling import stratified_sample
@@ -423,13 +423,18 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Return ``PromptBatch`` of the drawn prompts; the longest first if the trainer predicts."""
         world_size = self._ranks[1]
         return prompt_loader(
-            draw_prompts(self.source, self.predict_prompts, self.predict_seed),
+            self._prompts,
             self.tokenizer,
             max_length=self.predict_max_length,
             batch_size=max(1, self.validation_batch_size // world_size),
             world_size=world_size,
             longest_first=self._predicts,
         )
+
+    @cached_property
+    def _prompts(self) -> list[EvaluationPrompt]:
+        """Drawn prompts, which several callbacks answer."""
+        return draw_prompts(self.source, self.predict_prompts, self.predict_seed)
 
     @cached_property
     def _texts_digest(self) -> str:
