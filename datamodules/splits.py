@@ -79,10 +79,11 @@ class RowsBySplit(ABC):
         is_validation = found < self.splits.fraction
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
+            prompts, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
+            other = f"{change} --data.source.validation_fraction, or " if prompts > 1 else ""
             raise UserError(
                 f"No {split} rows are left of {self.splits.train} at validation_fraction "
-                f"{self.splits.fraction}, by which its {len(np.unique(found)):,} distinct prompts are split; "
-                f"{'raise' if split == 'validation' else 'lower'} --data.source.validation_fraction, or give "
+                f"{self.splits.fraction}, by which its {prompts:,} distinct prompts are split; {other}give "
                 "--data.source.validation FILE."
             )
         return rows.select(kept, keep_in_memory=True)
