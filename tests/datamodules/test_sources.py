@@ -54,6 +54,8 @@ def test_wrong_options(write_rows, pair_rows, kind):
         match=r"No validation rows .* at validation_fraction 1e-09, .* \d+ distinct prompts .* raise",
     ):
         kind(path, validation_fraction=1e-9).load("validation")
+    with pytest.raises(UserError, match="pairs is 0"):
+        EmbeddedWorld(pairs=0)
 
 
 def test_one_prompt_cannot_be_split(write_rows):
@@ -62,8 +64,6 @@ def test_one_prompt_cannot_be_split(write_rows):
         UserError, match=r"1 distinct prompts are split; give --data\.source\.validation FILE"
     ):
         Files(path).load("validation")
-    with pytest.raises(UserError, match="pairs is 0"):
-        EmbeddedWorld(pairs=0)
 
 
 def test_embedded_world():
