@@ -79,9 +79,9 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     locate(path, "dataset", Path(datasets.config.HF_DATASETS_CACHE, its_cache))
     key = None if content is None else content_key(content, subset, folder, split)[:16]
     place = f"{path} {split}" if folder is None else folder
-    if split == "train" and Path(path, "state.json").is_file():
-        return SplitRows.of_dataset(place, datasets.load_from_disk(path), key)  # of Dataset.save_to_disk
     try:
+        if split == "train" and Path(path, "state.json").is_file():  # of Dataset.save_to_disk
+            return SplitRows.of_dataset(place, datasets.load_from_disk(path), key)
         config = load_dataset_builder(path, **options).config
         files = list((config.data_files or {}).get(split) or ())
         if key is not None and files and all(_as_written(config, file) for file in files):

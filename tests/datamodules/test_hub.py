@@ -190,6 +190,9 @@ def test_a_saved_dataset(tmp_path):
         source = HubPreferences(str(tmp_path / name), validation_fraction=0.3)
         prompts = [*source.load("train")["prompt"], *source.load("validation")["prompt"]]
         assert sorted(prompts) == sorted(pairs["prompt"])
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(UserError, match=r"The split 'train' of the dataset .*one cannot be loaded"):
+        HubPreferences(str(tmp_path / "one")).load("train")
 
 
 def test_csv(tmp_path):
