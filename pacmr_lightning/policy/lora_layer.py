@@ -2,7 +2,8 @@
 
 What a step needs of a layer are fields of it: no adapter for the reference (``enabled``), other weights for
 the virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
-half precision (``compute_dtype``). One autograd node does all of them, and no parameter is written.
+half precision (``compute_dtype``). One autograd node does all of them, for all layers of one input, and no
+parameter is written.
 
 PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
 memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
@@ -13,9 +14,11 @@ own, since most of it would vanish in the rounded sum of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from operator import add
 from typing import Any, Literal
 
 import torch
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
+from ..strategies.sharding import is_sharded
 
 ADAPTER = "default"
 BF16 = torch.bfloat16
@@ -64,11 +68,15 @@ class PolicyLora(nn.Module):
     """False where the base's output is kept for backward, and may not be written."""
     compute_dtype: torch.dtype | None = None
     """The dtype of the products where the input has it; else they are in that of the weights."""
+    shared: SharedInput | None = None
+    """The layers that have this one's input after it."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
         # PEFT's own dispatch tells its layer so; merging transposes by it.
         self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
+        self.waiting: tuple[Tensor, Tensor] | None = None
+        """An input, and the output that another layer has computed for it."""
 
     def enable_adapters(self, enabled: bool) -> None:
         """Set ``enabled``; PEFT's also walks through the parameters."""
@@ -83,16 +91,79 @@ class PolicyLora(nn.Module):
         """Return (..., out) in the base's dtype."""
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
             return super().forward(x, *args, **options)
-        y = self.base_layer(x)
         if not self.enabled:
-            return y
+            return self.base_layer(x)
         if self.per_pair is not None:
             self.per_pair.tokens.check(x)
-        a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        dtype = a.dtype if self.compute_dtype != x.dtype else self.compute_dtype
-        da, db = (None, None) if self.shift is None else self.shift
-        more = self.scaling[ADAPTER], dtype, self.in_place, self.per_pair
-        return _LoraProduct.apply(x, y, a, b, da, db, *more)
+        if self.waiting is not None:
+            (known, y), self.waiting = self.waiting, None
+            if x is known:
+                return y
+        layers = [self] if self.shared is None else self.shared.together()
+        tensors = [
+            (layer.base_layer(x), layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
+            + (layer.shift or (None, None))
+            for layer in layers
+        ]
+        dtype = tensors[0][1].dtype if self.compute_dtype != x.dtype else self.compute_dtype
+        per_pair = [layer.per_pair for layer in layers]
+        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair
+        first, *others = _LoraProducts.apply(x, *more, *chain.from_iterable(tensors))
+        for layer, y in zip(layers[1:], others, strict=True):
+            layer.waiting = x, y
+        return first
+
+
+class SharedInput:
+    """Layers of one module that are given the same tensor, such as q, k and v: the first computes for all.
+
+    It does so during a call of the module, within which neither weights nor fields change.
+    """
+
+    def __init__(self, module: nn.Module, layers: Sequence[PolicyLora]) -> None:
+        self.layers, self.forward, self.during_call = layers, module.forward, False
+        layers[0].shared = self
+        module.forward = self.call  # with a hook each module would be compiled anew
+
+    def call(self, *args: Any, **options: Any) -> Any:
+        """Call the module."""
+        self.during_call = True
+        try:
+            return self.forward(*args, **options)
+        finally:
+            self.during_call = False
+            for layer in self.layers:
+                layer.waiting = None
+
+    def together(self) -> list[PolicyLora]:
+        """Return the layers to compute now: the first, and others with its scaling and fields."""
+
+        def way(layer: Any) -> tuple[Any, ...]:
+            return layer.scaling[ADAPTER], layer.shift is None, layer.per_pair and layer.per_pair.tokens
+
+        first, *others = self.layers
+        return [first, *(x for x in others if self.during_call and way(x) == way(first))]
+
+
+def share_inputs(model: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
+    """Compute layers of a module together that a pass called one after the other with one input.
+
+    ZeRO-3 gathers a layer's weights for its own call, so there each is computed alone.
+
+    Args:
+        model: has the layers.
+        groups: names of such layers, in the order of the calls.
+    """
+    for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
+        layers: list[Any] = [model.get_submodule(name) for name in names]
+        modules = {name.rpartition(".")[0] for name in names}
+        if (
+            len(layers) > 1 == len(modules)
+            and all(isinstance(layer, PolicyLora) for layer in layers)
+            and layers[0].shared is None
+            and not is_sharded(layers[0].lora_A[ADAPTER].weight)
+        ):
+            SharedInput(model.get_submodule(*modules), layers)
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -199,14 +270,29 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _factors(
-    a: Tensor, b: Tensor, da: Tensor | None, db: Tensor | None, scaling: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(k, in) down and (out, k) up with up down = s (B + dB)(A + dA), in ``dtype``; k is r or 2 r."""
-    if da is None or db is None:
-        return a.to(dtype), (scaling * b).to(dtype)
-    if dtype == a.dtype:
-        return a + da, scaling * (b + db)
-    return torch.cat([a, da]).to(dtype), (scaling * torch.cat([b, db], 1)).to(dtype)
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    da: Sequence[Any],
+    db: Sequence[Any],
+    scaling: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor]]:
+    """(k, in) down, of all layers, and each one's (out, k_i) up; products of both are s (B + dB)(A + dA).
+
+    In ``dtype``; k is the sum R of all ranks and k_i one's rank, or both are twice that.
+    """
+    if da[0] is not None:
+        if dtype == a[0].dtype:
+            a, b = [*map(add, a, da)], [*map(add, b, db)]
+        else:
+            a, b = [*a, *da], [torch.cat(both, 1) for both in zip(b, db, strict=True)]
+    return (_cat(a) * scaling).to(dtype), [each.to(dtype) for each in b]
+
+
+def _cat(tensors: Iterable[Tensor], dim: int = 0) -> Tensor:
+    """Concatenate; one tensor is not copied."""
+    first, *others = tensors
+    return torch.cat([first, *others], dim) if others else first
 
 
 def _to_rank(rows: Tensor, factor: Tensor, rank: int) -> Tensor:
@@ -222,55 +308,69 @@ def _for(factor: Tensor, h: Tensor) -> Tensor:
     return h if len(factor) == h.shape[1] else torch.cat([h, h], 1)
 
 
-class _LoraProduct(torch.autograd.Function):
-    """One node: calls of operations are most of a small model's time."""
+class _LoraProducts(torch.autograd.Function):
+    """One node for n layers of one input: calls of operations are most of a small model's time.
+
+    ``tensors`` are each layer's base output, A, B, dA and dB.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        base: Tensor,
-        a: Tensor,
-        b: Tensor,
-        da: Tensor | None,
-        db: Tensor | None,
         scaling: float,
         dtype: torch.dtype,
         in_place: bool,
-        per_pair: PerPair | None,
-    ) -> Tensor:
-        rows, (down, up) = x.flatten(0, -2).to(dtype), _factors(a, b, da, db, scaling, dtype)
-        h = _to_rank(rows, down.T, len(a))
-        ctx.save_for_backward(x, a, b, da, db, down, up, h)
+        per_pair: Sequence[PerPair | None],
+        *tensors: Any,
+    ) -> tuple[Tensor, ...]:
+        bases, a, b, da, db = (tensors[i::5] for i in range(5))
+        down, up = _factors(a, b, da, db, scaling, dtype)
+        ranks = [len(each) for each in a]
+        h = _to_rank(x.flatten(0, -2).to(dtype), down.T, sum(ranks))
+        ctx.save_for_backward(x, down, h, *up, *a, *b, *da, *db)
         ctx.scaling, ctx.dtype, ctx.per_pair = scaling, dtype, per_pair
-        if base.dtype != dtype:
-            y = torch.addmm(base.flatten(0, -2).to(dtype), _for(up.T, h), up.T)
-            return y.to(base.dtype).view(base.shape)
-        # Out of place addmm would copy it. Autograd refuses some views.
-        if not in_place or torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
-            base = base.clone(memory_format=torch.contiguous_format)
-        else:
-            ctx.mark_dirty(base)
-        base.view(-1, base.shape[-1]).addmm_(_for(up.T, h), up.T)
-        return base
+        outputs, written = [], []
+        for base, each, part in zip(bases, up, h.split_with_sizes(ranks, 1), strict=True):
+            if base.dtype != dtype:
+                y = torch.addmm(base.flatten(0, -2).to(dtype), _for(each.T, part), each.T)
+                outputs.append(y.to(base.dtype).view(base.shape))
+                continue
+            # Out of place addmm would copy it. Autograd refuses some views.
+            if not in_place or torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
+                base = base.clone(memory_format=torch.contiguous_format)
+            else:
+                written.append(base)
+            base.view(-1, base.shape[-1]).addmm_(_for(each.T, part), each.T)
+            outputs.append(base)
+        if written:
+            ctx.mark_dirty(*written)
+        return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, b, da, db, down, up, h = ctx.saved_tensors
-        rows, g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, gradient))
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        n = len(gradients)
+        x, down, h, *saved = ctx.saved_tensors
+        up, a, b, da, db = (saved[i : i + n] for i in range(0, 5 * n, n))
+        ranks = [len(each) for each in a]
+        rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
         if torch.is_grad_enabled():  # this gradient is differentiated too
             down, up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
-            h = _to_rank(rows, down.T, len(a))
-        gx, ga, gb = None, None, None
-        gh = _to_rank(g, up, len(a))
+            h = _to_rank(rows, down.T, sum(ranks))
+        ga: Sequence[Tensor | None]
+        gb: Sequence[Tensor | None]
+        gx, parts = None, h.split_with_sizes(ranks, 1)
+        gh = _cat(map(_to_rank, g, up, ranks), 1)
         if ctx.needs_input_grad[0]:
             gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
-        if ctx.per_pair is not None and ctx.per_pair.tokens.apart:
-            outer = ctx.per_pair.tokens.outer
-            ctx.per_pair.add(outer(gh, rows), outer(g, h).mul_(ctx.scaling))
+        if ctx.per_pair[0] is not None and ctx.per_pair[0].tokens.apart:
+            outer = ctx.per_pair[0].tokens.outer
+            ga = outer(gh, rows).mul_(ctx.scaling).split_with_sizes(ranks, 1)
+            for taken, *both in zip(ctx.per_pair, ga, map(outer, g, parts), strict=True):
+                taken.add(*both)
+            ga = gb = [None] * n
         else:
-            if ctx.needs_input_grad[2]:
-                ga = product(gh.T, rows)
-            if ctx.needs_input_grad[3]:
-                gb = product(g.T, h) * ctx.scaling
-        return gx, gradient, ga, gb, None, None, None, None, None, None
+            ga = (product(gh.T, rows) * ctx.scaling).split_with_sizes(ranks)
+            gb = [product(each.T, part) for each, part in zip(g, parts, strict=True)]
+        each = zip(gradients, ga, gb, [None] * n, [None] * n, strict=True)
+        return gx, None, None, None, None, *chain.from_iterable(each)

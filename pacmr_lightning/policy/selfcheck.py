@@ -1,8 +1,11 @@
 """Self-check of attention and token layout on the longest and shortest pairs."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from .attention import (
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
+from .lora_layer import share_inputs
 from .numerics import wide
 from .rotary import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
@@ -119,12 +123,21 @@ class _PairCheck:
             yield
 
     def trusted(self) -> Computed:
-        """Return the values of the model's own forward; refuse adapters that it does not call."""
+        """Return the values of the model's own forward; refuse adapters that it does not call.
+
+        Layers that it calls one after the other with the same tensor are computed together afterwards.
+        """
         model, name = self.model, type(self.model).__name__
-        called: set[str] = set()
+        calls: list[tuple[weakref.ref[Tensor], list[str]]] = []
         layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+        def note(key: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not calls or calls[-1][0]() is not inputs[0]:
+                calls.append((weakref.ref(inputs[0]), []))
+            calls[-1][1].append(key)
+
         handles = [
-            layer.register_forward_hook(lambda *_, key=key: called.add(key))  # type: ignore[attr-defined]
+            layer.register_forward_hook(partial(note, key))  # type: ignore[attr-defined]
             for key, layer in layers.items()
         ]
         try:
@@ -146,7 +159,8 @@ class _PairCheck:
                 f"The predictions of {name} change by {ahead:.1e} nats per token with the tokens after them; "
                 "name a causal language model (a decoder)."
             )
-        if unused := sorted(layers.keys() - called):
+        groups = dict.fromkeys(tuple(names) for _, names in calls)
+        if unused := sorted(layers.keys() - {*chain.from_iterable(groups)}):
             last = {key.rpartition(".")[2] for key in unused}
             others = [each for each in linear_names(model) if each not in last]
             raise UserError(
@@ -154,6 +168,7 @@ class _PairCheck:
                 f"such as {unused[0]}, so these adapters have no effect; set target_modules to some of "
                 f"[{', '.join(others)}]."
             )
+        share_inputs(model, groups)
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:

@@ -13,7 +13,7 @@ from pacmr_lightning.meta_gradient import (
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel, model
+from pacmr_lightning.policy import PolicyModel, lora_layer, model, selfcheck
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
@@ -129,6 +129,81 @@ def test_a_layer_that_is_used_twice(make_policy):
             if along is not None:
                 truth = [(part * d).sum() for part, d in zip(truth, along, strict=True)]
             torch.testing.assert_close([part[pair] for part in taken.found], [*truth])
+
+
+TOGETHER = [3, 1, 2, 1]
+"""Layers of a node: q, k, v; o; gate, up; down."""
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "tolerance"),
+    [
+        ({"double": True}, TOGETHER, 1e-12),
+        ({"double": True, "gradient_checkpointing": True}, TOGETHER, 1e-12),
+        ({"double": True, "target_modules": ["q_proj", "v_proj", "up_proj"]}, [2, 1], 1e-12),
+        ({"double": True, "lora_options": {"alpha_pattern": {"k_proj": 3}}}, [2, 1, 1, 2, 1], 1e-12),
+        ({"double": True, "name": "gpt2"}, [1, 1, 1, 1], 1e-12),
+        ({"layout": "packed"}, TOGETHER, 1e-5),
+        (HALF, TOGETHER, 0.02),
+        (HALF | {"gradient_checkpointing": "selective"}, TOGETHER, 0.02),
+        (PEFT, TOGETHER, 0.02),
+    ],
+)
+def test_layers_of_one_input_are_one_node(options, sizes, tolerance, make_policy, make_batch, monkeypatch):
+    """As each alone: values, gradients of one graph twice, single pairs', and all of them shifted."""
+    batch, together = make_batch(4), make_policy(**options)
+    rows = together.rows(batch)  # the self-check sees which
+    with monkeypatch.context() as patch:
+        patch.setattr(selfcheck, "share_inputs", lambda *_: None)
+        (alone := make_policy(**options)).rows(batch)
+    factors, used, found = lora_layer._factors, [], []
+    monkeypatch.setattr(lora_layer, "_factors", lambda a, *b: used.append(len(a)) or factors(a, *b))
+    with torch.no_grad():
+        for policy in (together, alone):
+            policy.log_probs(batch, rows)
+    assert used == 2 * sizes + 2 * sum(sizes) * [1]
+    for policy in (together, alone):
+        direction = {name: d.to(policy.adapter()[name]) for name, d in random_direction(policy).items()}
+        for scale in (0.0, -0.3):
+            with shifted(policy, direction, scale):
+                logs = policy.log_probs(batch, rows)
+                loss, adapter = (logs.chosen - 0.5 * logs.rejected).sum(), [*policy.adapter().values()]
+                # torch recomputes selectively once.
+                passes = (True, False) if options.get("gradient_checkpointing") != "selective" else (False,)
+                each = [torch.autograd.grad(loss, adapter, retain_graph=again) for again in passes]
+                assert all(map(torch.equal, each[0], each[-1]))
+                kept = step_pairs(policy, batch, KeptStepPairs)
+                found += [logs.chosen, flat(each[0]), kept.along(direction)]
+                found += [flat(part.each[name] for name in policy.adapter()) for part in kept.kept]
+    half = len(found) // 2
+    for one, other in zip(found[:half], found[half:], strict=True):
+        assert off(one.double(), other.double()) < tolerance
+
+
+def test_an_output_is_computed_ahead_only_in_a_call_and_for_one_input(make_policy, make_batch):
+    policy = make_policy(double=True)
+    policy.rows(make_batch())
+    module = policy.model.base_model.layers[0].self_attn
+    q, k = module.q_proj, module.k_proj
+    x = torch.randn(1, 3, q.in_features, dtype=torch.float64)
+    shared, expected = q.shared, k(x)
+    q(x)
+    assert k.waiting is None, "outside a call"
+
+    def interrupted(_):
+        q(x)
+        assert k.waiting is not None
+        other = x + 1
+        torch.testing.assert_close(k(x + 1), k(other))
+        q(x)
+        raise KeyboardInterrupt
+
+    shared.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        module.forward(x)
+    with torch.no_grad():
+        k.lora_B["default"].weight.add_(1)
+    assert not torch.equal(k(x), expected)
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
