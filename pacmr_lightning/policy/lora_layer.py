@@ -14,16 +14,18 @@ own, since most of it would vanish in the rounded sum of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from operator import add
 from typing import Any, Literal
 
 import torch
 from peft.tuners import lora
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
@@ -70,6 +72,8 @@ class PolicyLora(nn.Module):
     """The dtype of the products where the input has it; else they are in that of the weights."""
     shared: SharedInput | None = None
     """The layers that have this one's input after it."""
+    copies: Sequence[Sequence[Tensor]] | None = None
+    """In ``compute_dtype`` (R, in) A of all layers of ``shared``, and each B; the same times s."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
@@ -77,6 +81,11 @@ class PolicyLora(nn.Module):
         self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
         self.waiting: tuple[Tensor, Tensor] | None = None
         """An input, and the output that another layer has computed for it."""
+
+    @property
+    def casts(self) -> bool:
+        """True if a pass needs A and B in half precision, and them alone."""
+        return self.enabled and self.shift is None and self.compute_dtype is not None
 
     def enable_adapters(self, enabled: bool) -> None:
         """Set ``enabled``; PEFT's also walks through the parameters."""
@@ -107,7 +116,9 @@ class PolicyLora(nn.Module):
         ]
         dtype = tensors[0][1].dtype if self.compute_dtype != x.dtype else self.compute_dtype
         per_pair = [layer.per_pair for layer in layers]
-        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair
+        cast = dtype == self.compute_dtype and self.shift is None and self.copies
+        copies = cast if cast and len(cast[0]) == 1 + len(layers) else None
+        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, copies
         first, *others = _LoraProducts.apply(x, *more, *chain.from_iterable(tensors))
         for layer, y in zip(layers[1:], others, strict=True):
             layer.waiting = x, y
@@ -164,6 +175,42 @@ def share_inputs(model: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
             and not is_sharded(layers[0].lora_A[ADAPTER].weight)
         ):
             SharedInput(model.get_submodule(*modules), layers)
+
+
+@contextmanager
+def weights_cast(layers: Sequence[PolicyLora]) -> Iterator[None]:
+    """Give nodes ``copies`` inside, cast for all layers at once; each layer would start kernels of its own.
+
+    They last for one pass, since DeepSpeed writes weights without a trace. A node with another scaling than
+    the first one's casts its own.
+    """
+    scaling, dtype = layers[0].scaling[ADAPTER], layers[0].compute_dtype
+    others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
+    nodes: list[Sequence[Any]] = []
+    weights, shapes = [], []
+    for first in layers:
+        node: Sequence[Any] = first.shared.layers if first.shared else [first]
+        if first in others or any(layer.scaling[ADAPTER] != scaling for layer in node):
+            continue
+        a, b = ([getattr(layer, part)[ADAPTER].weight for layer in node] for part in ("lora_A", "lora_B"))
+        nodes.append(node)
+        weights += [*a, *b]
+        shapes += [(sum(map(len, a)), a[0].shape[1]), *(weight.shape for weight in b)]
+
+    def views(values: Tensor) -> Iterator[Tensor]:
+        parts = values.to(dtype).split([m * n for m, n in shapes])
+        return iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+    with torch.no_grad():
+        flat = _flatten_dense_tensors(weights)
+        plain, scaled = views(flat), views(flat * scaling)
+        for node in nodes:
+            node[0].copies = [list(islice(each, 1 + len(node))) for each in (plain, scaled)]
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node[0].copies = None
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -308,6 +355,10 @@ def _for(factor: Tensor, h: Tensor) -> Tensor:
     return h if len(factor) == h.shape[1] else torch.cat([h, h], 1)
 
 
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
 class _LoraProducts(torch.autograd.Function):
     """One node for n layers of one input: calls of operations are most of a small model's time.
 
@@ -322,13 +373,19 @@ class _LoraProducts(torch.autograd.Function):
         dtype: torch.dtype,
         in_place: bool,
         per_pair: Sequence[PerPair | None],
+        copies: Sequence[Sequence[Tensor]] | None,
         *tensors: Any,
     ) -> tuple[Tensor, ...]:
         bases, a, b, da, db = (tensors[i::5] for i in range(5))
-        down, up = _factors(a, b, da, db, scaling, dtype)
+        if copies is None:
+            down, up = _factors(a, b, da, db, scaling, dtype)
+            back, ctx.left = (down, *up), scaling
+        else:  # s is in one of both factors of each product
+            (a_cast, *up), (down, *scaled_b) = copies
+            back, ctx.left = (a_cast, *scaled_b), 1.0
         ranks = [len(each) for each in a]
         h = _to_rank(x.flatten(0, -2).to(dtype), down.T, sum(ranks))
-        ctx.save_for_backward(x, down, h, *up, *a, *b, *da, *db)
+        ctx.save_for_backward(x, h, *back, *a, *b, *da, *db)
         ctx.scaling, ctx.dtype, ctx.per_pair = scaling, dtype, per_pair
         outputs, written = [], []
         for base, each, part in zip(bases, up, h.split_with_sizes(ranks, 1), strict=True):
@@ -350,12 +407,14 @@ class _LoraProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         n = len(gradients)
-        x, down, h, *saved = ctx.saved_tensors
+        x, h, down, *saved = ctx.saved_tensors
         up, a, b, da, db = (saved[i : i + n] for i in range(0, 5 * n, n))
         ranks = [len(each) for each in a]
         rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
+        left = ctx.left  # factor that A's gradient needs still
         if torch.is_grad_enabled():  # this gradient is differentiated too
             down, up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
+            left = ctx.scaling
             h = _to_rank(rows, down.T, sum(ranks))
         ga: Sequence[Tensor | None]
         gb: Sequence[Tensor | None]
@@ -365,12 +424,12 @@ class _LoraProducts(torch.autograd.Function):
             gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
         if ctx.per_pair[0] is not None and ctx.per_pair[0].tokens.apart:
             outer = ctx.per_pair[0].tokens.outer
-            ga = outer(gh, rows).mul_(ctx.scaling).split_with_sizes(ranks, 1)
+            ga = _times(outer(gh, rows), left).split_with_sizes(ranks, 1)
             for taken, *both in zip(ctx.per_pair, ga, map(outer, g, parts), strict=True):
                 taken.add(*both)
             ga = gb = [None] * n
         else:
-            ga = (product(gh.T, rows) * ctx.scaling).split_with_sizes(ranks)
+            ga = _times(product(gh.T, rows), left).split_with_sizes(ranks)
             gb = [product(each.T, part) for each, part in zip(g, parts, strict=True)]
         each = zip(gradients, ga, gb, [None] * n, [None] * n, strict=True)
-        return gx, None, None, None, None, *chain.from_iterable(each)
+        return gx, None, None, None, None, None, *chain.from_iterable(each)

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -33,7 +33,7 @@ from .base_model import load_base, plain_model, recompute_activations, weights_d
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
+from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora, weights_cast
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .middle_states import middle_states
@@ -375,10 +375,18 @@ class PolicyModel(Recorded, nn.Module):
 
     def _predictions(self, rows: Rows) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """(K, H) states that predict the response tokens, and the function from states to logits."""
-        if rows.whole_logits:
-            return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
-        states = self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
-        return states, self.model.get_output_embeddings()
+        with self._weights_cast():
+            if rows.whole_logits:
+                return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
+            states = self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
+            return states, self.model.get_output_embeddings()
+
+    def _weights_cast(self) -> AbstractContextManager[None]:
+        layers = [layer for layer in self._lora_layers.values() if isinstance(layer, PolicyLora)]
+        # A layer that is recomputed, after the pass, must do what it did.
+        if not layers or not layers[0].casts or self.gradient_checkpointing or self.is_sharded:
+            return nullcontext()
+        return weights_cast(layers)
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)

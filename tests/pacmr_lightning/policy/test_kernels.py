@@ -16,8 +16,8 @@ from pacmr_lightning.policy.compiled import compile_layers
 
 from .looped_attention import LIBRARY, opaque_attention
 
-EAGER, COMPILED = 174, 90
-"""What is reached; times 28 layers at 1.5B: 4,872 and 2,520."""
+EAGER, COMPILED = 153, 70
+"""What is reached; times 28 layers at 1.5B: 4,284 and 1,960."""
 VIEWS = {"alias", "detach", "expand", "select", "slice", "split_with_sizes", "squeeze", "t", "transpose"}
 VIEWS |= {"_unsafe_view", "permute", "unsqueeze", "view", "empty", "empty_like", "new_empty_strided"}
 LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
@@ -91,5 +91,5 @@ def test_a_compiled_layer(make_step):
     torch._dynamo.reset()
     assert len(graphs) == 4  # of the first layer, whose input has no gradient, and of the others
     forward, backward = graphs[2:]
-    assert len(forward) > 30 and len(backward) > 40, "both passes were counted"
+    assert len(forward) > 25 and len(backward) > 35, "both passes were counted"
     assert len(forward) + len(backward) <= COMPILED, (forward, backward)

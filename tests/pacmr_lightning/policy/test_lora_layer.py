@@ -1,5 +1,8 @@
 """The policy's LoRA layer against PEFT's and float64: values, gradients, single pairs', shifts and bf16."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
@@ -156,8 +159,9 @@ def test_layers_of_one_input_are_one_node(options, sizes, tolerance, make_policy
     with monkeypatch.context() as patch:
         patch.setattr(selfcheck, "share_inputs", lambda *_: None)
         (alone := make_policy(**options)).rows(batch)
-    factors, used, found = lora_layer._factors, [], []
-    monkeypatch.setattr(lora_layer, "_factors", lambda a, *b: used.append(len(a)) or factors(a, *b))
+    apply, used, found = lora_layer._LoraProducts.apply, [], []
+    node = SimpleNamespace(apply=lambda *values: used.append(len(values[4])) or apply(*values))
+    monkeypatch.setattr(lora_layer, "_LoraProducts", node)
     with torch.no_grad():
         for policy in (together, alone):
             policy.log_probs(batch, rows)
@@ -178,6 +182,35 @@ def test_layers_of_one_input_are_one_node(options, sizes, tolerance, make_policy
     half = len(found) // 2
     for one, other in zip(found[:half], found[half:], strict=True):
         assert off(one.double(), other.double()) < tolerance
+
+
+def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
+    """To the same bits as by each layer, with a scaling of 8; and no copy outlives its pass."""
+    batch, policy = make_batch(4), make_policy(**HALF)
+    factors, casts = lora_layer._factors, []
+    monkeypatch.setattr(lora_layer, "_factors", lambda *values: casts.append(1) or factors(*values))
+
+    def values():
+        casts.clear()
+        logs, adapter = policy.log_probs(batch), policy.adapter().values()
+        forward = len(casts)
+        gradient = torch.autograd.grad((logs.chosen - logs.rejected).sum(), adapter)
+        kept = step_pairs(policy, batch, KeptStepPairs).kept
+        return forward, [logs.chosen, *gradient, *(each for part in kept for each in part.each.values())]
+
+    policy.rows(batch)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        for weight in policy.adapter().values():
+            weight.data += torch.randn_like(weight)  # leaves no trace
+        by_layer, found = values()
+        assert by_layer == 0
+        assert not any(layer.copies for layer in policy.lora_layers().values())
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "weights_cast", lambda layers: nullcontext())
+            by_layer, truth = values()
+        assert by_layer > 0
+        assert all(map(torch.equal, found, truth))
 
 
 def test_an_output_is_computed_ahead_only_in_a_call_and_for_one_input(make_policy, make_batch):
