@@ -2,8 +2,8 @@
 
 What a step needs of a layer are fields of it: no adapter for the reference (``enabled``), other weights for
 the virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
-half precision (``compute_dtype``). One autograd node does all of them, for all layers of one input, and no
-parameter is written.
+half precision (``compute_dtype``). One autograd node does all of them, for all layers of one input
+(``grouped_lora``), and no parameter is written.
 
 PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
 memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
@@ -14,22 +14,19 @@ own, since most of it would vanish in the rounded sum of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from operator import add
 from typing import Any, Literal
 
 import torch
 from peft.tuners import lora
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
-from ..strategies.sharding import is_sharded
 
 ADAPTER = "default"
 BF16 = torch.bfloat16
@@ -154,63 +151,6 @@ class SharedInput:
 
         first, *others = self.layers
         return [first, *(x for x in others if self.during_call and way(x) == way(first))]
-
-
-def share_inputs(model: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
-    """Compute layers of a module together that a pass called one after the other with one input.
-
-    ZeRO-3 gathers a layer's weights for its own call, so there each is computed alone.
-
-    Args:
-        model: has the layers.
-        groups: names of such layers, in the order of the calls.
-    """
-    for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
-        layers: list[Any] = [model.get_submodule(name) for name in names]
-        modules = {name.rpartition(".")[0] for name in names}
-        if (
-            len(layers) > 1 == len(modules)
-            and all(isinstance(layer, PolicyLora) for layer in layers)
-            and layers[0].shared is None
-            and not is_sharded(layers[0].lora_A[ADAPTER].weight)
-        ):
-            SharedInput(model.get_submodule(*modules), layers)
-
-
-@contextmanager
-def weights_cast(layers: Sequence[PolicyLora]) -> Iterator[None]:
-    """Give nodes ``copies`` inside, cast for all layers at once; each layer would start kernels of its own.
-
-    They last for one pass, since DeepSpeed writes weights without a trace. A node with another scaling than
-    the first one's casts its own.
-    """
-    scaling, dtype = layers[0].scaling[ADAPTER], layers[0].compute_dtype
-    others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
-    nodes: list[Sequence[Any]] = []
-    weights, shapes = [], []
-    for first in layers:
-        node: Sequence[Any] = first.shared.layers if first.shared else [first]
-        if first in others or any(layer.scaling[ADAPTER] != scaling for layer in node):
-            continue
-        a, b = ([getattr(layer, part)[ADAPTER].weight for layer in node] for part in ("lora_A", "lora_B"))
-        nodes.append(node)
-        weights += [*a, *b]
-        shapes += [(sum(map(len, a)), a[0].shape[1]), *(weight.shape for weight in b)]
-
-    def views(values: Tensor) -> Iterator[Tensor]:
-        parts = values.to(dtype).split([m * n for m, n in shapes])
-        return iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
-
-    with torch.no_grad():
-        flat = _flatten_dense_tensors(weights)
-        plain, scaled = views(flat), views(flat * scaling)
-        for node in nodes:
-            node[0].copies = [list(islice(each, 1 + len(node))) for each in (plain, scaled)]
-    try:
-        yield
-    finally:
-        for node in nodes:
-            node[0].copies = None
 
 
 class LoraLinear(PolicyLora, lora.Linear):

@@ -32,8 +32,9 @@ from .attention import (
 from .base_model import load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .compiled import compile_layers
+from .grouped_lora import WeightCasts
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora, weights_cast
+from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .middle_states import middle_states
@@ -167,6 +168,7 @@ class PolicyModel(Recorded, nn.Module):
         """False once the model's own cache has failed."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
+        self._casts: tuple[int, WeightCasts] | None = None
         self._checked = (0, 0)
 
     def build(self, announce: bool = True) -> None:
@@ -386,7 +388,10 @@ class PolicyModel(Recorded, nn.Module):
         # A layer that is recomputed, after the pass, must do what it did.
         if not layers or not layers[0].casts or self.gradient_checkpointing or self.is_sharded:
             return nullcontext()
-        return weights_cast(layers)
+        groups = sum(layer.shared is not None for layer in layers)  # the self-check finds them
+        if self._casts is None or self._casts[0] != groups:
+            self._casts = groups, WeightCasts(layers)
+        return self._casts[1]()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)

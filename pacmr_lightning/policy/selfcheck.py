@@ -29,8 +29,8 @@ from .attention import (
     use_attention,
 )
 from .chunked_log_probs import upcast
+from .grouped_lora import share_inputs
 from .lora import linear_names, lora_linears
-from .lora_layer import share_inputs
 from .numerics import wide
 from .rotary import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
