@@ -29,7 +29,8 @@ def fit(base, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     sizes = """--data.source.pairs 320 --data.source.validation_pairs 33 --model.weighting.outer.tau 0.5
         --model.weighting.every 3 --trainer.max_steps 8 --trainer.callbacks.samples 8
-        --trainer.callbacks+=SampleResponses --trainer.callbacks.prompts 2 --trainer.enable_progress_bar false"""
+        --trainer.callbacks+=SampleResponses --trainer.callbacks.prompts 2
+        --trainer.enable_progress_bar false"""
 
     def fit(run, *arguments, strategy=None, devices=1):
         files = ["quickstart/preference", "methods/pacmr", *([f"strategies/{strategy}"] if strategy else [])]
