@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ from .html_report import html_report
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
-from .suspect_traits import label_rules, suspect_traits
+from .shortcuts import shortcuts
 from .suspected import Findings, find
 from .words import verdict
 
 RECORD = "audit.json"
-TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
+TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "shortcuts.csv")
 _DECISIVE = ("noise_rate", "threshold", "judged_pairs")
 """Options that the table depends on, besides the scorer."""
 
@@ -44,7 +43,8 @@ class AuditResult:
     table: pd.DataFrame
     """One row per pair, the most suspected first: ``pairs.parquet``."""
     findings: Findings
-    traits: pd.DataFrame
+    shortcuts: pd.DataFrame
+    """Length and words that most labels follow."""
     notes: list[str]
     files: dict[str, Path]
     """Written files by name, ``cleaned`` among them."""
@@ -74,11 +74,6 @@ class AuditResult:
         found = self.suspected
         texts = [vars(self.texts(name)) for name in found["id"]]
         return found.join(pd.DataFrame(texts, columns=["prompt", "chosen", "rejected"]))
-
-    def _repr_html_(self) -> str:
-        """Return the statement and the most suspected pairs, as a notebook shows them."""
-        shown = ["rank", "id", "observed", "suggested", "p", "u"]
-        return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
 
 
 def audit(
@@ -161,7 +156,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
 
 def _decisive(options: AuditOptions) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in _DECISIVE}
-    found["decisions"] = None if options.decided is None else options.decided.content
+    found["decisions"] = None if options.decided is None else options.decided.rows
     return found | {"judges": [judge.settings for judge in options.judges or ()]}
 
 
@@ -195,12 +190,11 @@ def conclude(
         if options.judges:
             pairs["judged_u"] = found.margin
         findings = find(pairs, scorer, found, votes, options.threshold, alone)
-    read = "" if decided is None else decided.estimate.sentence()
+    read = "" if decided is None else decided.estimate
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
-    responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
-    with waiting("Comparing suspected with other pairs"):
-        traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
+    sides = [[getattr(text, side) for text in texts.values()] for side in ("chosen", "rejected")]
+    followed = shortcuts(findings.pairs["prompt"].to_numpy(), *sides)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
     columns += ["cross_fit_u", "probe_u", *VIEWS, "combined_u", "judged_u"]
@@ -213,14 +207,20 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits.assign(rule=label_rules(traits, found)),
+        "shortcuts": followed,
     }
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
     with waiting("Writing the report"):
         page = html_report(
-            findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn, tables.get("judges")
+            findings,
+            run,
+            {pair: texts[pair] for pair in listed},
+            notes,
+            followed,
+            drawn,
+            tables.get("judges"),
         )
     files = _write(folder, tables, page)
     cleaned, changes = None, _changes(table, options)
@@ -229,7 +229,7 @@ def conclude(
     if output is not None:
         cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
         files["cleaned"] = cleaned.path
-    return AuditResult(table, findings, traits, notes, files, cleaned, texts.__getitem__)
+    return AuditResult(table, findings, followed, notes, files, cleaned, texts.__getitem__)
 
 
 def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:

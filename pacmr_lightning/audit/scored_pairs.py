@@ -69,7 +69,8 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     notes = _check_pairs(options, data.source, data.train_pairs)
     groups, note = text_groups(data.train_pairs.rows)
     beta = module.objective.beta
-    cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
+    folder, by_responses = Path(run) / AUDIT / FOLDER, groups if note else None
+    cross_fit = CrossFit(found, data, updates, beta, folder, options.micro_batch_size, by_responses)
     if scorer == "probe":
         check_groups(groups)
     elif scorer == "dpo":

@@ -81,18 +81,16 @@ class RewardModelJudge(PairJudge):
         judge = content_key(self.settings, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
         stored = store.get(keys)
-        scores = stored | self._scores(
-            {key: one for key, one in zip(keys, responses, strict=True) if key not in stored}, store
-        )
+        new = {key: one for key, one in zip(keys, responses, strict=True) if key not in stored}
+        scores = stored | self._scores(new, store)
         verdicts = []
         for pair in zip(keys[::2], keys[1::2], strict=True):
-            values = [scores[key]["value"] for key in pair]
             cached = all(key in stored for key in pair)
-            if None in values:
-                problem = next(scores[key]["problem"] for key in pair if scores[key]["value"] is None)
-                verdicts.append(Verdict((Opinion("none", None, problem, cached=cached),) * 2))
+            problems = [scores[key]["problem"] for key in pair if scores[key]["problem"]]
+            if problems:
+                verdicts.append(Verdict((Opinion("none", None, problems[0], cached=cached),) * 2))
             else:
-                verdicts.append(by_scores(values[0], values[1], cached))
+                verdicts.append(by_scores(*(scores[key]["value"] for key in pair), cached))
         return verdicts
 
     def _scores(
@@ -102,15 +100,14 @@ class RewardModelJudge(PairJudge):
         tokens = {}
         for key, (prompt, response) in responses.items():
             try:
-                ids = judged_tokens(self._tokenizer, prompt, response)
+                tokens[key] = judged_tokens(self._tokenizer, prompt, response)
             except (TemplateError, ValueError) as error:
-                problem = f"the chat template refuses the conversation ({error})"
-            else:
-                if len(ids) <= self.max_length:
-                    tokens[key] = ids
-                    continue
-                problem = f"prompt and response are longer than max_length {self.max_length} tokens"
-            found[key] = {"value": None, "problem": problem}
+                found[key] = _score(None, f"the chat template refuses the conversation ({error})")
+        for key in [key for key, ids in tokens.items() if len(ids) > self.max_length]:
+            del tokens[key]
+            found[key] = _score(
+                None, f"prompt and response are longer than max_length {self.max_length} tokens"
+            )
         # By length, for little padding.
         order = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
         size = self.batch_size if order and self._pad_id is not None else 1
@@ -120,9 +117,7 @@ class RewardModelJudge(PairJudge):
                 with torch.inference_mode():
                     logits = classified(self._model, [tokens[key] for key in part], self._pad_id or 0)
                 new = {
-                    key: {"value": value, "problem": None}
-                    if math.isfinite(value)
-                    else {"value": None, "problem": f"the score is {value}"}
+                    key: _score(value, None if math.isfinite(value) else f"the score is {value}")
                     for key, value in zip(part, logits[:, 0].float().tolist(), strict=True)
                 }
                 store.put(new)
@@ -134,23 +129,14 @@ class RewardModelJudge(PairJudge):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
 
-        return self._load(
-            AutoTokenizer,
-            "has no tokenizer that can be loaded",
-            "save one beside it, or name another model",
-        )
+        return self._load(AutoTokenizer)
 
     @cached_property
     def _model(self) -> PreTrainedModel:
         from transformers import AutoModelForSequenceClassification
 
-        model, loading = self._load(
-            AutoModelForSequenceClassification,
-            "cannot be loaded",
-            "give a sequence classifier's folder or Hub id",
-            dtype=getattr(torch, self.dtype),
-            output_loading_info=True,
-        )
+        dtype = getattr(torch, self.dtype)
+        model, loading = self._load(AutoModelForSequenceClassification, dtype=dtype, output_loading_info=True)
         # transformers initialises a missing head at random, with a warning only.
         if model.config.num_labels != 1 or loading["missing_keys"]:
             raise UserError(
@@ -166,12 +152,15 @@ class RewardModelJudge(PairJudge):
             )
         return model.to(self.device).eval()
 
-    def _load(self, factory: Any, fault: str, fix: str, **options: Any) -> Any:
+    def _load(self, factory: Any, **options: Any) -> Any:
         try:
             with waiting(f"Loading {self.name}"):
                 return factory.from_pretrained(locate(self.name), **options)
         except (OSError, ValueError) as error:
-            raise UserError(f"The reward model {self.name} {fault} ({first_line(error)}); {fix}.") from None
+            raise UserError(
+                f"The reward model {self.name} cannot be loaded by {factory.__name__} ({first_line(error)}); "
+                "give the folder or Hub id of a sequence classifier with its tokenizer."
+            ) from None
 
     @cached_property
     def _pad_id(self) -> int | None:
@@ -180,6 +169,10 @@ class RewardModelJudge(PairJudge):
         if config.pad_token_id is None and self._tokenizer.pad_token_id != self._tokenizer.eos_token_id:
             config.pad_token_id = self._tokenizer.pad_token_id
         return config.pad_token_id
+
+
+def _score(value: float | None, problem: str | None) -> dict[str, Any]:
+    return {"value": value, "problem": problem}
 
 
 def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:

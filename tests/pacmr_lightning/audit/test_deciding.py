@@ -3,11 +3,12 @@
 import json
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from pacmr_lightning.audit.decisions import Texts, random_sample, read_decisions
 from pacmr_lightning.audit.html_report import html_report
-from pacmr_lightning.audit.suspect_traits import COLUMNS
+from pacmr_lightning.audit.shortcuts import shortcuts
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
@@ -24,8 +25,6 @@ NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new D
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    import pandas as pd
-
     pairs = frame(300)
     pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
@@ -33,7 +32,7 @@ def listed(tmp_path_factory):
     drawn = random_sample(pairs["id"].tolist(), 2)
     suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
     texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
-    page = html_report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
+    page = html_report(found, "runs/a", texts, [], shortcuts(np.arange(2), ["a"] * 2, ["b"] * 2), drawn)
     folder = tmp_path_factory.mktemp("deciding")
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html", [*drawn, *suspected], pairs.set_index("id")["observed"]
@@ -83,11 +82,13 @@ def test_by_key(page, listed, tmp_path):
     page.press("k")
     assert page.value(DECIDED)[2] is None and page.value(CURRENT) == 2, "out of view: shown again first"
     page.press("k")
-    found = read_decisions(str(saved(page, tmp_path)))
-    assert found.words == dict(zip(ids, ("swap", "unsure", "keep"), strict=False))
-    assert found.observed == {name: observed[name] for name in ids[:3]}
-    assert found.texts == {name: f"texts of {name.rpartition(' ')[2]}" for name in ids[:3]}
-    assert found.sample == set(ids[:2])
+    assert read_decisions(str(saved(page, tmp_path))).rows == {
+        name: {
+            **{"decision": word, "observed": observed[name], "sample": name in ids[:2]},
+            "texts": f"texts of {name.rpartition(' ')[2]}",
+        }
+        for name, word in zip(ids, ("swap", "unsure", "keep"), strict=False)
+    }
     assert "3 decisions are in decisions.jsonl" in page.value(SAID)
     asked = {urlsplit(url).scheme for url in page.requests}
     assert asked <= {"file", "data", "blob"}, "nothing is asked of a server"
@@ -152,9 +153,9 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
     said = load("good.jsonl", line(0) + line(3, decision="drop") + line(4, id="elsewhere", sample=True))
     assert said == "3 decisions loaded, 1 of them on pairs that are not on this page."
     assert page.value(DECIDED) == ["keep", None, None, "drop", None]
-    found = read_decisions(str(saved(page, tmp_path)))
+    found = read_decisions(str(saved(page, tmp_path))).rows
     # The first is of this page's sample, wherever it was decided on.
-    assert found.sample == {ids[0], "elsewhere"} and len(found.words) == 3
+    assert {name for name in found if found[name]["sample"]} == {ids[0], "elsewhere"} and len(found) == 3
     side = "chosen" if observed[ids[1]] == "rejected" else "rejected"
     for name, text, why in (
         ("no.jsonl", "[1, 2]\n", "line 1 is no decision"),

@@ -105,7 +105,7 @@ def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
     before = {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS}
     server.always = 401
     said = refused(capsys, *words, "--judged_pairs", str(JUDGED + 20), "--judges.concurrency", "1")
-    assert "refuses the API key" in said
+    assert "refuses all requests (status 401" in said
     assert {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS} == before
     server.always = None
     server.script = [None, None, "html"]
