@@ -35,15 +35,11 @@ def test_rewording_keeps_the_meaning_and_no_word_of_topic_or_mood(world):
         assert world.gold_reward(other, " wild cold vast") == world.gold_reward(prompt, " vast wild cold")
 
 
-def test_gold_reward_depends_on_topic_mood_and_attributes(world):
-    def reward(topic="ocean", mood="calm", response=" bright cold deep wild"):
-        return world.gold_reward(f"Describe the {topic} in a {mood} mood:", response)
-
-    others = reward("storm"), reward(mood="sad"), reward(response=" bright cold deep vast")
-    assert reward() not in others and reward() == reward(response="wild deep\tcold  bright ")
-
-
 def test_gold_reward_of_free_text(world):
+    """It depends on topic, mood and attributes."""
+    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
+    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
+    assert len(np.unique(world.rewards)) == world.rewards.size == 6 * 6 * 16
     prompt = world.prompts()[17]
     table = dict(zip(ATTRIBUTES, world.rewards[0, 2], strict=True))
     assert prompt.split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
@@ -69,11 +65,6 @@ def test_bad_input():
         World(-1)
     with pytest.raises(UserError, match="is -2"):
         next(World().preference_rows(1, -2))
-
-
-def test_rewards_are_centred_and_of_one_scale(world):
-    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
-    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
 
 
 def test_preference_rows(world):

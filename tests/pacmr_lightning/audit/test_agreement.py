@@ -288,17 +288,6 @@ def test_pairs_may_be_chosen_by_the_score_and_the_label():
     assert after > before + 0.05
 
 
-def test_judges_without_a_score():
-    """One judge that agrees with 70% of the labels may be perfect or not; three tell each other apart."""
-    u = np.random.default_rng(3).normal(size=3000)
-    _, prompts, votes, _ = judged(3000, 0.3, 1.2, (0.95,))
-    assert not agreement(u, prompts, votes, resamples=5).identified
-    _, prompts, votes, _ = judged(3000, 0.3, 1.2, (0.9, 0.8, 0.8))
-    found = agreement(u, prompts, votes, resamples=60)
-    assert found.identified and inside(0.3, (found.low, found.high))
-    assert found.reliabilities == pytest.approx([0.9, 0.8, 0.8], abs=0.04)
-
-
 def test_a_judge_that_guesses_changes_nothing():
     u, prompts, votes, _ = judged(4000, 0.3, 1.2, (0.5,))
     alone, found = agreement(u, prompts, resamples=0), agreement(u, prompts, votes, resamples=60)

@@ -72,8 +72,6 @@ def test_by_key(page, listed, tmp_path):
         "(r => [r.top, r.bottom])(document.querySelector('[aria-current]').getBoundingClientRect())"
     )
     assert 0 <= top < 100 and bottom > top, "it is in view"
-    assert page.value("document.activeElement === document.querySelector('[aria-current]')")
-    assert page.value("getComputedStyle(document.querySelector('[aria-current]')).outlineStyle") == "solid"
     page.press("k", modifiers=2)  # with Ctrl it is the browser's
     assert page.value(COUNT) == "3 of 5 decided; 2 of 2 in the random sample"
     page.press("p", "d")
@@ -95,44 +93,38 @@ def test_by_key(page, listed, tmp_path):
     assert page.value("document.title") == "Label audit of runs/a"
 
 
-def test_by_click(page):
+def test_by_click_and_in_another_tab(page, listed, tmp_path):
+    path, ids, _ = listed
     page.click("article:nth-of-type(4) .decide button:nth-of-type(2)")
     assert page.value(DECIDED) == [None, None, None, "swap", None] and page.value(CURRENT) == 3
-    pressed = "document.querySelectorAll('article')[3].querySelector('[aria-pressed=true]').textContent"
-    assert page.value(pressed) == "X swap"
     page.click(".next")
     assert page.value(CURRENT) == 4
     page.press("k")
     assert page.value(CURRENT) == 0, "from the top again"
-
-
-def test_the_browser_keeps_them(page, listed, tmp_path):
-    path, ids, _ = listed
-    page.press("k", "x", "x")
-    page.open(path.as_uri())
-    assert page.value(DECIDED) == ["swap", "swap", None, None, None]
+    page.press("x")
+    # The browser keeps decisions for a page of these labels, which may list fewer pairs, and for no other.
     text = path.read_text(encoding="utf-8")
-    key = page.value("document.body.dataset.labels")
-    other = tmp_path / "other.html"
-    other.write_text(text.replace(key, "of other labels"), encoding="utf-8")
+    other, fewer = tmp_path / "other.html", tmp_path / "fewer.html"
+    other.write_text(text.replace(page.value("document.body.dataset.labels"), "of others"), encoding="utf-8")
     page.open(other.as_uri())
     assert page.value(DECIDED) == [None] * 5
     start, end = text.index("<article"), text.index("</article>") + len("</article>")
-    fewer = tmp_path / "fewer.html"
     fewer.write_text(text[:start] + text[end:], encoding="utf-8")
     page.open(fewer.as_uri())
-    assert page.value(DECIDED) == ["swap", None, None, None]
-    assert read_decisions(str(saved(page, tmp_path))).words == {ids[0]: "swap", ids[1]: "swap"}
+    assert page.value(DECIDED) == [None, None, "swap", "keep"]
+    assert set(read_decisions(str(saved(page, tmp_path))).words) == {ids[0], ids[3], ids[4]}
 
 
-def test_where_storage_is_refused(page, listed, tmp_path):
+def test_where_storage_is_refused_on_a_narrow_screen(page, listed, tmp_path):
     script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_STORAGE)
     page.open(listed[0].as_uri())
     page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
     assert "keeps nothing" in page.value(SAID)
     page.press("k", "k", "x")
-    assert page.value(DECIDED)[:2] == ["keep", "swap"]
     assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
+    page.picture(tmp_path / "page.png", 380, 700)
+    assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
+    assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")
 
 
 def test_a_file_is_loaded_back(page, listed, tmp_path):
@@ -165,22 +157,3 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
     ):
         assert load(name, text) == f"{name} was not loaded: {why}."
         assert page.value(DECIDED) == ["keep", None, None, "drop", None]
-
-
-def test_without_javascript(page, listed):
-    page.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        page.open(listed[0].as_uri())
-        document = page.call("DOM.getDocument")["root"]["nodeId"]
-        html = page.call("DOM.getOuterHTML", nodeId=document)["outerHTML"]
-    finally:
-        page.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert html.count("<article") == 5 and "without it the page can be read" in html
-    assert "<button" not in html and 'class="bar"' not in html
-
-
-def test_on_a_narrow_screen(page, tmp_path):
-    page.press("k", "k")
-    page.picture(tmp_path / "page.png", 380, 700)
-    assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
-    assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")

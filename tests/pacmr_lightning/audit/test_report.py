@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import struct
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from pacmr_lightning.audit.decisions import Texts
 from pacmr_lightning.audit.html_report import FOLD, html_report, verdict, visible_text
 from pacmr_lightning.audit.shortcuts import shortcuts
 
-from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
 from .test_suspected import find_with, frame
 
@@ -141,23 +139,3 @@ def test_what_it_says():
         "labels that the scorer contradicts most",
     ):
         assert words in coins
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
-def test_in_a_browser(page, tmp_path):
-    path, picture = tmp_path / "report.html", tmp_path / "report.png"
-    path.write_text(page, encoding="utf-8")
-    with chromium(tmp_path) as tab:
-        tab.open(path.as_uri())
-        dom = tab.value("document.documentElement.outerHTML")
-        tab.picture(picture, 1200, 1600)
-        asked = [url for url in tab.requests if not url.startswith("data:")]
-        assert asked == [path.as_uri()], "pictures are in the page, and nothing comes from elsewhere"
-    assert "<title>Label audit of" in dom, "no script of a row has changed it"
-    seen = Page(dom)
-    assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 1
-    assert not [a for a in seen.attributes if a[1].startswith("on")]
-    assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 1600)
-    assert len(data) > 20_000, "an empty page is smaller"

@@ -73,37 +73,3 @@ def test_suspected(scorer):
     assert found.methods["contradicted"][0] == share
     stricter = find_with(pairs, scorer, threshold=0.45)
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share
-
-
-def test_a_given_rate_of_flips():
-    """p is then the probability that a label is right."""
-    pairs = frame()
-    found, told = find_with(pairs, "dpo"), find_with(pairs, "dpo", 0.3)
-    assert told.pairs["p"].mean() == pytest.approx(0.7, abs=0.02)
-    wrong = told.pairs["flipped"][told.pairs["suggested"] == "swap"].mean()
-    share, low, high = told.contradicted
-    assert low < wrong < high
-    assert share > found.contradicted[0], "a second annotator errs at random, too"
-
-
-def test_scores_that_predict_nothing():
-    pairs = frame().assign(cross_fit_u=np.random.default_rng(0).standard_normal(2000))
-    found = find_with(pairs, "dpo")
-    assert not found.agreement.usable and found.suspected == 0 and found.cut is None
-    assert found.pairs["p"].isna().all() and found.pairs["cross_fit_u"].is_monotonic_increasing
-    assert np.isnan(found.contradicted).all()
-    assert found.methods["suspected"][0] == 0
-
-
-def test_ties_are_never_suspected():
-    """Half of the most doubtful pairs have one vote for each side, the others two against one."""
-    pairs = frame()
-    ties, most = np.arange(2000) % 2 == 0, np.full(2000, 3.0)
-    right = np.where(ties, 1.5, np.where(pairs["flipped"], 1, 2))
-    pairs["tie"] = ties
-    found = find_with(pairs, "dpo", votes=Votes(right, most - right, np.zeros((2000, 0))))
-    suspect = found.pairs.index[found.pairs["suggested"] == "swap"]
-    names = set(pairs["id"][ties])
-    assert len(suspect) > 100 and not names & set(found.pairs["id"][suspect])
-    tied = found.pairs[found.pairs["id"].isin(names)]
-    assert (tied["p"] < 0.5).any() and (found.pairs["p"][suspect] < 0.5).all()

@@ -73,39 +73,6 @@ def test_two_processes_at_once(tmp_path, forked):
         assert len(store.get(keys)) == 240
 
 
-def test_a_full_disk(tmp_path, forked):
-    """A limit on the size of files, which SQLite meets in the middle of a transaction."""
-    path = tmp_path / "answers.sqlite"
-    writer = forked(
-        textwrap.dedent("""
-        import resource, sys
-        from pacmr_lightning.errors import UserError
-        from pacmr_lightning.evaluation.answer_store import AnswerStore
-
-        with AnswerStore(sys.argv[1]) as store:
-            store.put({"small": 1})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-            try:
-                store.put({f"big {i}": "x" * 10_000 for i in range(50)})
-            except UserError as error:
-                print(error)
-            print(store.get(["small", "big 0"]))
-            store.put({"small too": 2})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-            store.put({"big": "x" * 500_000})
-        """),
-        path,
-    )
-    output, errors = writer.communicate()
-    assert errors == "" and writer.returncode == 0
-    sentence, found = output.splitlines()
-    assert sentence.startswith(f"The file of answers {path} cannot be used (")
-    assert "free disk space" in sentence and found == "{'small': 1}"
-    with AnswerStore(path) as store:
-        kept = store.get(["small", "small too", "big", "big 0", "big 49"])
-    assert set(kept) == {"small", "small too", "big"}
-
-
 def test_files_that_cannot_be_used(tmp_path):
     path = tmp_path / "answers.sqlite"
     path.write_bytes(b"no database at all" * 100)

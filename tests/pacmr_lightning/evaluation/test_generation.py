@@ -40,7 +40,7 @@ def likeliest(policy, prompt, count=TOKENS):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
     model = policy(name, double=name != "gpt2")
     assert not is_reference(model) and is_reference(policy(name, moved=False))
@@ -59,9 +59,8 @@ def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("padding", ["<pad>", "<eos>"])
-def test_several_tokens_end_a_response(padding, policy, tokenizer):
-    tokenizer.pad_token = padding
+def test_several_tokens_end_a_response(policy, tokenizer):
+    tokenizer.pad_token = "<eos>"
     model = policy().eval()
     tokens = [likeliest(model, prompt) for prompt in PROMPTS]
     ends = [tokens[0][3], tokens[1][TOKENS - 1]]
