@@ -91,7 +91,7 @@ def test_bad_input(server, endpoint, write_rows, tmp_path):
     for options, message in (
         ({"n": 0}, "n is 0, but it must be at least 1"),
         ({"output": str(tmp_path / "out.json")}, "must be a file ending in .jsonl"),
-        ({"output": f"{path}/out.jsonl"}, "nothing can be written to"),
+        ({"output": f"{path}/out.jsonl"}, "is a file and no folder; name another place"),
         ({}, "3 requests failed .mostly: .*content_filter.*., so there is nothing to write"),
     ):
         with pytest.raises(UserError, match=message):

@@ -19,7 +19,6 @@ from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
-from .cleaned_file import CleanedFile, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
 from .decisions import Decisions, Texts, random_sample
 from .html_report import html_report
@@ -48,7 +47,8 @@ class AuditResult:
     notes: list[str]
     files: dict[str, Path]
     """Written files by name, ``cleaned`` among them."""
-    cleaned: CleanedFile | None
+    cleaned: str | None
+    """Number of rows and changes in the file of cleaned pairs, in a sentence; None without a file."""
     texts: Callable[[str], Texts]
     """Returns the texts of a pair by its id."""
 
@@ -227,8 +227,8 @@ def conclude(
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
-        cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
-        files["cleaned"] = cleaned.path
+        cleaned = _write_cleaned(scored, output, *changes)
+        files["cleaned"] = local_path(output)
     return AuditResult(table, findings, followed, notes, files, cleaned, texts.__getitem__)
 
 
@@ -287,3 +287,15 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str
         write_frame(path, tables[path.stem])
     write_text(folder / "report.html", page)
     return files | {"report.html": folder / "report.html"}
+
+
+def _write_cleaned(scored: ScoredPairs, output: str, drop: set[str], swap: set[str]) -> str:
+    """Write the pairs as trained, some dropped and some with the label swapped; return a sentence on them."""
+    flipped = {name for name, flip in (scored.noise_flips or {}).items() if flip}
+    rows = scored.source.write_cleaned(output, drop, (flipped - drop) ^ swap)
+    changes = ((len(drop), "dropped"), (len(swap), "swapped"))
+    done = " and ".join(f"{count:,} labels {word}" for count, word in changes if count)
+    said = f"{output}: {rows:,} rows, {done or '0 labels changed'}."
+    if scored.noise_flips is not None:
+        said += " It contains the label noise that the run injected; train on it without noise options."
+    return said

@@ -83,7 +83,7 @@ def show(found: AuditResult) -> None:
         soft_wrap=True,
     )
     if found.cleaned is not None:
-        say(found.cleaned.sentence, soft_wrap=True)
+        say(found.cleaned, soft_wrap=True)
 
 
 def _show_table(shown: Table) -> None:

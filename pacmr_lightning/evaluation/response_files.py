@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import local_path, obstacle, read_json_lines
+from ..files import check_writable, local_path, read_json_lines
 from .answer_store import content_key
 from .judging import Comparison
 
@@ -30,11 +30,7 @@ def output_path(output: str | Path) -> Path:
     path = local_path(output)
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
-    if found := obstacle(path.absolute().parent):
-        there, error = found
-        raise UserError(
-            f"output is {path}, but nothing can be written to {there} ({error.strerror}); name another file."
-        )
+    check_writable("output", str(output), path.absolute().parent)
     return path
 
 

@@ -18,9 +18,8 @@ from ..files import expanded
 from ..policy.chat_template import render_messages
 from ..policy.hub_access import locate, model_state
 from ..policy.limits import positions
-from ..policy.numerics import numerics
 from ..waiting import waiting
-from .answer_store import AnswerStore, content_key
+from .answer_store import AnswerStore
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
 
@@ -76,54 +75,42 @@ class RewardModelJudge(PairJudge):
         _ = self._tokenizer
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Score 2 N responses, except those whose scores are in the store."""
-        responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
-        judge = content_key(self.settings, numerics(self.device))
-        keys = [content_key(judge, *response) for response in responses]
-        stored = store.get(keys)
-        new = {key: one for key, one in zip(keys, responses, strict=True) if key not in stored}
-        scores = stored | self._scores(new, store)
+        """Score 2 N responses; nothing is stored."""
+        scores, problems = self._scores(
+            [(item.prompt, r) for item in items for r in (item.first, item.second)]
+        )
         verdicts = []
-        for pair in zip(keys[::2], keys[1::2], strict=True):
-            cached = all(key in stored for key in pair)
-            problems = [scores[key]["problem"] for key in pair if scores[key]["problem"]]
-            if problems:
-                verdicts.append(Verdict((Opinion("none", None, problems[0], cached=cached),) * 2))
+        for i in range(0, len(scores), 2):
+            first, second = scores[i : i + 2]
+            if problem := problems.get(i) or problems.get(i + 1):
+                verdicts.append(Verdict((Opinion("none", None, problem),) * 2))
             else:
-                verdicts.append(by_scores(*(scores[key]["value"] for key in pair), cached))
+                verdicts.append(by_scores(first, second))
         return verdicts
 
-    def _scores(
-        self, responses: dict[str, tuple[str | Messages, str]], store: AnswerStore
-    ) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        tokens = {}
-        for key, (prompt, response) in responses.items():
+    def _scores(self, responses: list[tuple[str | Messages, str]]) -> tuple[list[float], dict[int, str]]:
+        """Return the scores of N responses to their prompts, and by place why one has none."""
+        scores, problems, tokens = [math.nan] * len(responses), dict[int, str](), dict[int, list[int]]()
+        for place, (prompt, response) in enumerate(responses):
             try:
-                tokens[key] = judged_tokens(self._tokenizer, prompt, response)
+                tokens[place] = judged_tokens(self._tokenizer, prompt, response)
             except (TemplateError, ValueError) as error:
-                found[key] = _score(None, f"the chat template refuses the conversation ({error})")
-        for key in [key for key, ids in tokens.items() if len(ids) > self.max_length]:
-            del tokens[key]
-            found[key] = _score(
-                None, f"prompt and response are longer than max_length {self.max_length} tokens"
-            )
+                problems[place] = f"the chat template refuses the conversation ({error})"
+        for place in [place for place, ids in tokens.items() if len(ids) > self.max_length]:
+            del tokens[place]
+            problems[place] = f"prompt and response are longer than max_length {self.max_length} tokens"
         # By length, for little padding.
-        order = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
+        order = sorted(tokens, key=lambda place: len(tokens[place]), reverse=True)
         size = self.batch_size if order and self._pad_id is not None else 1
-        with tqdm(total=len(order), desc=f"Scoring with {self.name}", disable=not order) as bar:
-            for start in range(0, len(order), size):
-                part = order[start : start + size]
-                with torch.inference_mode():
-                    logits = classified(self._model, [tokens[key] for key in part], self._pad_id or 0)
-                new = {
-                    key: _score(value, None if math.isfinite(value) else f"the score is {value}")
-                    for key, value in zip(part, logits[:, 0].float().tolist(), strict=True)
-                }
-                store.put(new)
-                found |= new
-                bar.update(len(part))
-        return found
+        for start in tqdm(range(0, len(order), size), desc=f"Scoring with {self.name}", unit="batch"):
+            part = order[start : start + size]
+            with torch.inference_mode():
+                logits = classified(self._model, [tokens[place] for place in part], self._pad_id or 0)
+            for place, value in zip(part, logits[:, 0].float().tolist(), strict=True):
+                scores[place] = value
+                if not math.isfinite(value):
+                    problems[place] = f"the score is {value}"
+        return scores, problems
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -169,10 +156,6 @@ class RewardModelJudge(PairJudge):
         if config.pad_token_id is None and self._tokenizer.pad_token_id != self._tokenizer.eos_token_id:
             config.pad_token_id = self._tokenizer.pad_token_id
         return config.pad_token_id
-
-
-def _score(value: float | None, problem: str | None) -> dict[str, Any]:
-    return {"value": value, "problem": problem}
 
 
 def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from datasets import load_dataset
 
 from pacmr_lightning.audit import cross_fit, scored_pairs
 from pacmr_lightning.audit.cross_fit import CrossFit
@@ -241,25 +240,6 @@ def test_cleaned(run, tmp_path, capsys):
         assert [row[name] for row in found] == [row[name] for row in expected]
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{len(suspected)} labels swapped" in shown and "without noise options" in shown
-
-
-# Of what TRL calls by old names.
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
-    trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
-
-    monkeypatch.chdir(tmp_path)
-    table = audit(run, "policy", noise_rate=0.3, cleaned="cleaned.jsonl", action="drop")
-    dropped = int(table["suggested"].eq("swap").sum())
-    rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
-    written = read_lines("cleaned.jsonl")
-    assert dropped > 0 and len(rows) == len(written) == len(table) - dropped
-    options = {"output_dir": "cleaned", "max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True}
-    options |= {"report_to": [], "save_strategy": "no", "bf16": False, "max_length": None}
-    options["gradient_checkpointing"] = False
-    model = str(finished.parent / "model")
-    trainer = trl.DPOTrainer(model, args=trl.DPOConfig(**options), train_dataset=rows)
-    assert trainer.train().global_step == 2
 
 
 def test_as_trained_keeps_clean_pairs_out(run):

@@ -1,6 +1,5 @@
 """Judges: the paper's prompts, the verdict in an answer, both orders, and a reward model's own scores."""
 
-import os
 import re
 from pathlib import Path
 
@@ -156,11 +155,10 @@ def test_both_orders_decide(task, name, store):
         assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
         opinions = [o for v in verdicts for o in v.orders]
         assert all(o.answer.startswith("Comparison: the other") for o in opinions)
-        assert {(o.billed, o.now, o.cached) for o in opinions} == {(Tokens(100, 10),) * 2 + (False,)}
+        assert {(o.billed, o.now) for o in opinions} == {(Tokens(100, 10),) * 2}
         assert len(server.requests) == 6
         again = judge.compare(PAIRS, store)
         assert [v.preferred for v in again] == ["first", "second", "none"] and len(server.requests) == 6
-        assert all(o.cached and o.billed == Tokens(100, 10) for v in again for o in v.orders)
         assert tokens_of(again) == (Tokens(600, 60), Tokens())
         systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
         assert systems == {("system", "user")}
@@ -247,29 +245,6 @@ def test_scores_under_a_chat_template(reward_model, store):
         expected = [direct(folder, f"{start}{r}<eos>", special=False) for r in responses]
         assert scores(verdict) == pytest.approx(expected, rel=1e-4)
     assert verdicts[2].preferred == "none" and "roles must alternate" in verdicts[2].orders[0].problem
-
-
-def test_scores_are_kept_as_long_as_the_model_is_the_same(reward_model, store, monkeypatch):
-    folder = reward_model()
-    first = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS, store)
-    judge = RewardModelJudge(folder, max_length=200, device="cpu")
-    again = judge.compare(PAIRS, store)
-    assert [(v.preferred, scores(v)) for v in again] == [(v.preferred, scores(v)) for v in first]
-    assert all(o.cached for v in again for o in v.orders)
-    assert "_model" not in vars(judge)  # nothing was loaded
-    with monkeypatch.context() as other_numerics:
-        other_numerics.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-        assert not any(o.cached for v in judge.compare(PAIRS[:1], store) for o in v.orders)
-    # The same folder with other weights, of the same times, as an archive restores them.
-    model = LlamaForSequenceClassification.from_pretrained(folder)
-    with torch.no_grad():
-        model.score.weight.mul_(-2)
-    times = {file: file.stat() for file in Path(folder).iterdir()}
-    model.save_pretrained(folder)
-    for file, time in times.items():
-        os.utime(file, ns=(time.st_atime_ns, time.st_mtime_ns))
-    other = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS, store)
-    assert [scores(v) for v in other] == [pytest.approx([-2 * s for s in scores(v)], rel=1e-3) for v in first]
 
 
 def test_what_is_no_verdict_of_a_reward_model(reward_model, store):
