@@ -195,9 +195,9 @@ SENT = [
         Tokens(),
     ),
     (NO_CHOICE | {"code": "daily", "message": "later"}, None, "status 502: later", Tokens()),
-    ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
     (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
     ({"error": None}, "whole", None, ALL),
+    ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
     # Finish reasons of several providers.
     (message("", "length"), None, "no text within max_tokens; the model may need more", ALL),
     (message("half", "network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
