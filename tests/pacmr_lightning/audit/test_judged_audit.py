@@ -133,8 +133,5 @@ def test_refine_takes_judges(first, tmp_path, capsys):
     assert weights["weight"].to_numpy() == pytest.approx(table["p_majority"][weights["id"]], rel=1e-5)
     with pytest.raises(UserError, match="already holds a second pass with judges"):
         refine(str(first), noise_rate=0.3)
-    # Other judges are another audit, beside that of the run.
-    other = refine(str(first), str(tmp_path / "other"), judges=judges, judged_pairs=20, noise_rate=0.3)
-    assert pd.read_parquet(other / "audit" / "pairs.parquet")["vote_1"].notna().sum() == 20
     with pytest.raises(UserError, match="labels is easiest, which does not use votes"):
         refine(str(first), str(tmp_path / "new"), "easiest", scorer="dpo", judges=judges)

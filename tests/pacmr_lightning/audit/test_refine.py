@@ -117,8 +117,7 @@ def test_going_on(refined, tmp_path, capsys):
         refine(str(run))
 
 
-@pytest.mark.parametrize("labels", ["drop", "swap"])
-def test_what_suspects_are_used_for(labels, first):
+def test_what_suspects_are_used_for(first, labels="swap"):
     refine(str(first), str(first.with_name(labels)), labels=labels, noise_rate=0.3, beta=2.0)
     folder = first.with_name(labels)
     assert config_of(folder)["model"]["init_args"]["objective"]["init_args"]["beta"] == 2.0

@@ -1,4 +1,4 @@
-"""The report: hostile text stays text, nothing is loaded from elsewhere, and a real browser agrees."""
+"""The report: hostile text stays text, and nothing is loaded from elsewhere."""
 
 import base64
 import hashlib
