@@ -142,8 +142,8 @@ def _distribution(findings: Findings) -> str:
         groups = {"all labels": (flipped.isna(), RIGHT)}
     for name, (mask, color) in groups.items():
         values = score[mask.fillna(False).to_numpy(dtype=bool)]
-        axis.hist(values, edges, color=color, alpha=0.35)
-        axis.hist(values, edges, color=color, histtype="step", label=f"{name} ({len(values):,})")
+        style = {"histtype": "stepfilled", "facecolor": (color, 0.35), "edgecolor": color}
+        axis.hist(values, edges, label=f"{name} ({len(values):,})", **style)
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
     axis.set_xlim(edges[0], edges[-1])

@@ -217,7 +217,7 @@ class _Asking:
             base_url=self.endpoint.base_url,
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.retries,
-            http_client=_http_client(self.endpoint, self.valid),
+            http_client=_http_client(self.valid),
         ) as client:
             count = min(self.endpoint.concurrency, len(self.pending))
             workers = [asyncio.ensure_future(worker(client)) for _ in range(count)]
@@ -298,7 +298,7 @@ class _Asking:
         return replace(reply, problem=problem)
 
 
-def _http_client(endpoint: Endpoint, valid: Callable[[str], bool]) -> Any:
+def _http_client(valid: Callable[[str], bool]) -> Any:
     """Return the openai client's own HTTP client, with bills counted, and without errors inside a 200.
 
     A response that is no answer gets the status of what went wrong, so that the openai client repeats it,

@@ -133,7 +133,6 @@ class Handler(LocalHandler):
             "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
             "length": choice("", "length"),
             "reasoning alone": choice(None, reasoning_content="Hm, Preferred: A"),
-            "cut reasoning": choice("<think>Hm.\nPreferred: A", "length"),
             "half a surrogate pair": choice("\ud800"),
             "content filter": choice(None, "content_filter"),
             "broken off": choice("half an", "error"),

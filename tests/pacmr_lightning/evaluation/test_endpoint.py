@@ -173,7 +173,7 @@ SENT = [
     ({"error": None}, "whole", None, ALL),
     ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
     # Finish reasons of several providers.
-    (message("", "length"), None, "no text within max_tokens; the model may need more", ALL),
+    (message("<think>Hm.\nA", "length"), None, "no text within max_tokens; the model may need more", ALL),
     (message("half", "network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
     (message("half", "content_filter"), None, "the answer broke off (finish_reason content_filter)", ALL),
     (message("half", "end_turn"), "half", None, ALL),

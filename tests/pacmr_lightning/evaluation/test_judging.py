@@ -29,6 +29,11 @@ ENDS = {
 """Of an answer's last lines; a colon of full width and a Cyrillic P are no verdict's."""
 NO_LETTER = "A or B|A/B|neither|AB|C||a|A because it is shorter|not A|\u200fA"
 NO_LETTER += "|\u0410|\uff21"  # of Cyrillic and full width
+DIALOGUE = {
+    "A": 'More helpful: "A"|**More Helpful:** “A”.|More helpful: (A)|"A"|\n**A**\n|(A).',
+    None: 'More helpful: "A" or "B"|More helpful: neither|Preferred: A|a|Response A|A or B|A\nBoth are short.'
+    '|More helpful and harmless: A|More helpful: "A"\nMore helpful: "B"',
+}
 ANSWERS = [
     *(
         ("summary", f"Comparison: x\n{end}", letter)
@@ -45,31 +50,7 @@ ANSWERS = [
     ("summary", "Comparison: " + "very " * 20_000 + "long\nPreferred: B", "B"),
     ("summary", "Preferred: A\n" * 5_000 + "Preferred: B", None),
     ("summary", "Preferred: A" + " " * 200_000 + "x", None),
-    *(
-        ("dialogue", f"Comparison: x\n{end}", "A")
-        for end in (
-            'More helpful: "A"',
-            "**More Helpful:** “A”.",
-            "More helpful: (A)",
-            '"A"',
-            "\n**A**\n",
-            "(A).",
-        )
-    ),
-    *(
-        ("dialogue", f"Comparison: x\n{end}", None)
-        for end in (
-            *(
-                'More helpful: "A" or "B"',
-                "More helpful: neither",
-                "Preferred: A",
-                "a",
-                "Response A",
-                "A or B",
-            ),
-            *("More helpful and harmless: A", "A\nBoth are short.", 'More helpful: "A"\nMore helpful: "B"'),
-        )
-    ),
+    *(("dialogue", f"x\n{end}", letter) for letter, ends in DIALOGUE.items() for end in ends.split("|")),
     ("dialogue", "B", "B"),
     ("dialogue", "A\nMore helpful: B", None),
 ]
@@ -180,12 +161,6 @@ def test_a_judge_that_thinks_aloud(store):
             assert [v.preferred for v in verdicts] == ["first", "second", "none"]
             assert "think" not in verdicts[0].orders[0].answer
             assert len(thinking.requests) == 6
-        # Without an answer after it, it is no answer, and never kept.
-        thinking.script = ["cut reasoning", "reasoning alone"]
-        other = EndpointJudge("dialogue", model="m", base_url=thinking.url, retries=0, concurrency=1)
-        orders = other.compare(PAIRS[:2], store)[0].orders
-        assert orders[0].problem == "no text within max_tokens; the model may need more"
-        assert orders[1].problem == "the answer has no text, beside reasoning or tools"
 
 
 TEMPLATE = (
