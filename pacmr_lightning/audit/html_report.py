@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ..evaluation.answer_store import content_key
 from ..policy.numerics import histogram
 from .decisions import Texts
-from .scorers import SCORES, VOTE
+from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 from .tables import groups_table, judges_table, methods_table
 from .words import findings_in_words, known_in_words, shortcuts_in_words, verdict
@@ -26,14 +26,6 @@ from .words import findings_in_words, known_in_words, shortcuts_in_words, verdic
 FOLD = 600
 """Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
-_LABELS = {
-    "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
-    "combined_u": "Log-odds of the label by score and decisions (nats)",
-    "judged_u": "Log-odds of the label by score and judges (nats)",
-    "u": "Implicit reward margin $u$ (nats)",
-    "probe_u": "Log-odds of the label by a linear probe (nats)",
-}
-
 # Control characters, and marks that change the direction of text.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -132,10 +124,10 @@ def _results(row: Any, votes: Sequence[str]) -> list[str]:
 
 def _distribution(findings: Findings) -> str:
     """Return a histogram of the scores with the threshold, by right and wrong labels if known, as a PNG."""
-    pairs, column = findings.pairs, SCORES[findings.scorer]
-    score, flipped = pairs[column].to_numpy(), pairs["flipped"]
+    pairs = findings.pairs
+    score, flipped = pairs[SCORES[findings.scorer]].to_numpy(), pairs["flipped"]
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
-    axis = figure.add_subplot(xlabel=_LABELS[column], ylabel="Pairs")
+    axis = figure.add_subplot(xlabel=f"{NAMES[findings.scorer]} (nats)", ylabel="Pairs")
     edges = histogram(score, min(60, max(10, len(score) // 20)))[1].tolist()
     groups = {"right labels": (flipped.eq(False), RIGHT), "wrong labels": (flipped.eq(True), WRONG)}
     if flipped.isna().all():

@@ -183,9 +183,11 @@ def conclude(
     with waiting("Estimating how many annotators would agree"):
         if options.judges:
             p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
-            asking = _ask(scored, p, options, answers or folder / ANSWERS)
-            verdicts = pairs.filter(regex=f"^{VOTE}").fillna(0).to_numpy(dtype=float)
-            votes, scorer = replace(votes, verdicts=verdicts), "judge"
+            places = pairs_to_judge(p, options.judged_pairs)
+            cast, asking = ask_judges(pairs, places, scored.rows, options, answers or folder / ANSWERS)
+            for j, column in enumerate(cast.T, 1):  # NA for pairs that no judge was asked about
+                pairs[f"{VOTE}{j}"] = pd.Series(column[places], pairs.index[places], dtype="Int64")
+            votes, scorer = replace(votes, verdicts=cast.astype(float)), "judge"
         found = agreement(u, prompts, votes, options.noise_rate)
         if options.judges:
             pairs["judged_u"] = found.margin
@@ -248,17 +250,6 @@ def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
         f"reference log-probabilities {w[2]:+.2f} x length difference, each over its root mean square."
     )
     return "combined"
-
-
-def _ask(scored: ScoredPairs, p: np.ndarray, options: AuditOptions, answers: Path) -> list[str]:
-    """Add a column of verdicts for each judge, NA for pairs it was not asked about, and return notes."""
-    pairs = scored.pairs
-    places = pairs_to_judge(p, options.judged_pairs)
-    votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
-    asked = np.isin(np.arange(len(pairs)), places)
-    for j in range(votes.shape[1]):
-        pairs[f"{VOTE}{j + 1}"] = pd.Series(votes[:, j], pairs.index, dtype="Int64").where(asked)
-    return notes
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
