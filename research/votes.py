@@ -209,7 +209,7 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
 
 
 def confident_learning(u: np.ndarray, ids: list[str]) -> np.ndarray:
-    """Return a mask of the labels that cleanlab's confident learning suspects, by sigmoid(u).
+    """Return a mask of suspected label errors by cleanlab's confident learning on sigmoid(u).
 
     It needs two classes, so a hash of the id puts the chosen response first or second.
     """
