@@ -44,21 +44,14 @@ def is_file_of_rows(place: str | Path) -> bool:
     return local_path(place).is_file() or str(place).endswith((".jsonl", ".json", ".parquet", ".gz"))
 
 
-def obstacle(folder: Path) -> tuple[Path, OSError] | None:
-    """Return the nearest existing path and the error if a folder cannot be written to, else None."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            return None
-    except OSError as error:
-        return nearest, error
-
-
 def check_writable(option: str, given: str, folder: Path) -> None:
     """Raise a UserError, before any work, if the folder of an option's value cannot be written to."""
-    if found := obstacle(folder):
-        why = "may not be written to" if found[0].is_dir() else "is a file and no folder"
-        raise UserError(f"{option} is {given}, but {found[0]} {why}; name another place.")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError:
+        why = "may not be written to" if nearest.is_dir() else "is a file and no folder"
+        raise UserError(f"{option} is {given}, but {nearest} {why}; name another place.") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ labels of other debates.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
+from scipy.special import expit
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -26,7 +28,7 @@ from sklearn.model_selection import KFold
 
 from pacmr_lightning.audit.agreement import Agreement, agreement
 from pacmr_lightning.audit.linear_probe import mirror_signs, probe_log_odds
-from pacmr_lightning.audit.suspected import Detector, confident_learning, detection_quality, is_suspected
+from pacmr_lightning.audit.suspected import detection_quality, is_suspected
 from pacmr_lightning.audit.text_groups import FOLDS
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
@@ -199,18 +201,29 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
         "rate_of_flips": found.rate,
         "rate_identified": found.identified,
     }
-    if learned := confident_learning("", u * found.slope, pairs["id"].tolist()):
-        row["cleanlab_suspected"] = int(learned.suspected.sum())
-        row["cleanlab_majority"] = wrong[learned.suspected & decided].mean()
+    learned = confident_learning(u * found.slope, pairs["id"].tolist())
+    row["cleanlab_suspected"] = int(learned.sum())
+    row["cleanlab_majority"] = wrong[learned & decided].mean()
     row |= annotators(p, pairs, decided, wrong, others)
     return row
 
 
-def detected(found: Agreement, u: np.ndarray, flipped: pd.Series) -> tuple[np.ndarray, dict[str, object]]:
-    """Return a mask of the suspected labels, and the row of ``detection_quality`` by (N,) ``flipped``."""
+def confident_learning(u: np.ndarray, ids: list[str]) -> np.ndarray:
+    """Return a mask of suspected label errors by cleanlab's confident learning on sigmoid(u).
+
+    It needs two classes, so a hash of the id puts the chosen response first or second.
+    """
+    from cleanlab.filter import find_label_issues
+
+    turned = np.array([hashlib.blake2b(pair.encode(), digest_size=1).digest()[0] % 2 for pair in ids])
+    first = expit(np.where(turned, -u, u))
+    return find_label_issues(turned, np.stack([first, 1 - first], axis=1), n_jobs=1)
+
+
+def detected(found: Agreement, u: np.ndarray, flipped: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
+    """Return a mask of the suspected labels, and ``detection_quality`` by (N,) ``flipped``."""
     suspected = is_suspected(found, np.zeros(len(u), bool), 0.5)
-    table = detection_quality([Detector("", -u, suspected)], flipped)
-    return suspected, table.drop(columns=["method", "contradicted"]).to_dict("records")[0]
+    return suspected, detection_quality(u, suspected, flipped)
 
 
 def injected(pairs: pd.DataFrame, prompts: np.ndarray, states: dict[str, np.ndarray]) -> pd.DataFrame:

@@ -24,17 +24,14 @@ def write_surface_page(runs: Sequence[str], output: str, step: int | None = None
     # Unknown noise rates last.
     found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
     laid_out, folders = zip(*found, strict=True)
-    names = run_names(laid_out, folders)
     from .surface_figure import draw_page
 
-    save_figure(draw_page(laid_out, names), path.with_suffix(""))
+    save_figure(draw_page(laid_out, run_names(laid_out, folders)), path.with_suffix(""))
 
 
 def run_names(surfaces: Sequence[Surface], runs: Sequence[str]) -> list[str]:
-    """Return names that tell runs apart: noise rate, then task, or else folder."""
+    """Return names of runs: their noise rates, and with them the folders if two have the same rate."""
     noise = ["noise unknown" if np.isnan(s.noise_rate) else f"{s.noise_rate:.0%} noise" for s in surfaces]
-    with_task = [f"{s.task}, {words}" for s, words in zip(surfaces, noise, strict=True)]
-    folders = [Path(run).resolve().name for run in runs]
-    with_folder = [f"{words} ({name})" for name, words in zip(folders, noise, strict=True)]
-    choices = (noise, with_task, with_folder)
-    return next((names for names in choices if len(set(names)) == len(names)), list(runs))
+    if len(set(noise)) == len(noise):
+        return noise
+    return [f"{words} ({Path(run).resolve().name})" for run, words in zip(runs, noise, strict=True)]

@@ -124,11 +124,6 @@ class Agreement:
         return self.known or (self.predicts and self.flips > 0)
 
     @property
-    def stderr(self) -> float:
-        """Standard error of the rate."""
-        return 0.0 if self.known else float(np.std(self.draws[:, 0], ddof=1))
-
-    @property
     def low(self) -> float:
         """Lower end of the rate's 95% interval, by resampling prompts."""
         return float(np.quantile(self.draws[:, 0], 0.025))
@@ -181,12 +176,16 @@ def agreement(
             row[:] = (s * (1 - cells.shares(parameters)) + votes.wrong) / (s + votes.total)
         else:
             row[:] = expit((votes.right - votes.wrong) * logit(known) - cells.margins(parameters))
+    # The Beta posterior that more than half of the annotators agree.
+    for_label, against = strength * c + votes.right, strength * (1 - c) + votes.wrong
+    majority = betainc(against, for_label, 0.5) if known is None else 1 - expected[0]
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    effect = design_effect(_for_score(margin, votes), prompts)
+    share = votes.right / votes.total  # below: for the side that the score prefers; a half for a score of 0
+    effect = design_effect(np.where(margin == 0, 0.5, np.where(margin > 0, share, 1 - share)), prompts)
     scale = np.array([1, 1 / cells.unit, *[1] * (len(best) - 2)])
     return Agreement(
         p=1 - expected[0],
-        p_majority=_majority(c, votes, strength) if known is None else 1 - expected[0],
+        p_majority=majority,
         margin=margin,
         rate=float(best[0]),
         slope=float(best[1] / cells.unit),
@@ -289,11 +288,6 @@ class _Cells:
         return gain
 
 
-def _majority(c: np.ndarray, votes: Votes, s: float) -> np.ndarray:
-    """(N,) probability that more than half of the annotators agree, by the Beta posterior."""
-    return betainc(s * (1 - c) + votes.wrong, s * c + votes.right, 0.5)
-
-
 def _strength(c: np.ndarray, votes: Votes) -> float:
     """Return the most probable s, by the beta-binomial likelihood of pairs with several votes."""
     several = votes.total > 1
@@ -328,9 +322,3 @@ def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:
     if np.isnan(together):
         return float(len(values))
     return max(1.0, float(together / alone)) if alone > 0 else 1.0
-
-
-def _for_score(margin: np.ndarray, votes: Votes) -> np.ndarray:
-    """(N,) share of votes for the side that the score prefers; a half for a score of 0."""
-    share = votes.right / votes.total
-    return np.where(margin == 0, 0.5, np.where(margin > 0, share, 1 - share))

@@ -11,7 +11,7 @@ from ..datamodules.chat import decode_messages
 from ..datamodules.row_values import response_text, values_of
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.chat_completion import NO_TOKENS
-from ..evaluation.judge_calls import calls, price
+from ..evaluation.judge_calls import cost_before, price
 from ..evaluation.judging import Comparison, Preference, requests_without_answer, tokens_of
 from .agreement import Agreement
 from .options import AuditOptions
@@ -53,7 +53,7 @@ def ask_judges(
         for judge in options.judges or ():
             line = f"Judging {len(items):,} of {len(pairs):,} pairs in both orders with {judge.name}"
             if questions := judge.questions(items, store):
-                line += f": {calls(judge, questions).sentence(prices)}"
+                line += f": {cost_before(judge, questions, prices)}"
             print(f"{line}.", file=sys.stderr)
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)

@@ -3,12 +3,14 @@
 import gc
 import hashlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch import LightningDataModule, Trainer, seed_everything
@@ -23,7 +25,6 @@ from ..objectives import DPO
 from ..policy import PolicyModel
 from ..runs.finished_run import FinishedRun, PreferenceData
 from ..weighting import Unweighted
-from .text_groups import text_groups
 
 FOLDER = "cross-fit"
 _SAVES = 10
@@ -34,6 +35,7 @@ class CrossFit:
     """Two DPO policies with a run's settings, each trained on half of the prompts and scoring the other half.
 
     Each policy is trained for as many epochs as the run's checkpoint. Results are cached in ``folder``.
+    ``groups`` are (N,) numbers of pairs that stay in one half, instead of those of a prompt.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CrossFit:
         beta: float,
         folder: Path,
         micro_batch_size: int | None = None,
+        groups: np.ndarray | None = None,
     ):
         self.run, self.data, self.beta, self.folder = run, data, beta, folder
         options = run.model["init_args"]
@@ -55,8 +58,7 @@ class CrossFit:
         self.policy_options = options["policy"]["init_args"]
         self.pairs = data.train_pairs
         prompts = self.pairs.rows["prompt"][:]
-        groups, by_responses = text_groups(self.pairs.rows)
-        sides = [_side(str(name)) for name in (groups if by_responses else prompts)]
+        sides = [_side(str(name)) for name in (prompts if groups is None else groups)]
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
@@ -118,6 +120,7 @@ class CrossFit:
         saves = ModelCheckpoint(
             unfinished, filename="last", every_n_train_steps=every, enable_version_counter=False
         )
+        print(f"Policy {half + 1} of 2 is trained on {len(learned)} pairs.", file=sys.stderr)
         seed_everything(self.data.seed, verbose=False)
         trainer = Trainer(
             accelerator=self.run.trainer["accelerator"],
@@ -129,7 +132,7 @@ class CrossFit:
             num_sanity_val_steps=0,
             logger=False,
             enable_model_summary=False,
-            callbacks=[saves, _Bar(f"Policy {half + 1} of 2, {len(learned)} pairs")],
+            callbacks=[saves, TQDMProgressBar(leave=True)],
             default_root_dir=self.folder,
         )
         # Both halves share the datamodule, which prepares data once.
@@ -151,16 +154,6 @@ class CrossFit:
         for file in unfinished.glob("*.ckpt"):
             file.unlink()
         unfinished.rmdir()
-
-
-class _Bar(TQDMProgressBar):
-    def __init__(self, name: str):
-        super().__init__(leave=True)
-        self.name = name
-
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        super().on_train_epoch_start(trainer, *_)
-        self.train_progress_bar.set_description(self.name)
 
 
 def _side(prompt: str) -> int:

@@ -1,8 +1,7 @@
 """Manual review: random samples, and files of decisions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..files import local_path, read_json_lines
 
 WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
+_ALLOWED = {"decision": WORDS, "observed": ("chosen", "rejected"), "sample": (True, False)}
 SEED = 0
 
 
@@ -31,59 +31,41 @@ def random_sample(ids: Sequence[str], number: int) -> list[str]:
     return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
 
 
-@dataclass(frozen=True)
-class SampleEstimate:
-    """Fraction of wrong labels by manual review of a random sample."""
+def sample_estimate(words: Sequence[str]) -> str:
+    """Return the fraction of wrong labels by decisions on a random sample, in a sentence.
 
-    wrong: int
-    right: int
-    dropped: int
-    unsure: int
-
-    @property
-    def read(self) -> int:
-        """Number of labels marked wrong or right."""
-        return self.wrong + self.right
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """95% interval by Clopper and Pearson; NaN without labels."""
-        if not self.read:
-            return float("nan"), float("nan")
-        found = binomtest(self.wrong, self.read).proportion_ci(0.95, method="exact")
-        return float(found.low), float(found.high)
-
-    def sentence(self) -> str:
-        """Return the share with its interval; empty if nothing was read."""
-        if not self.read:
-            return ""
-        out = ""
-        if self.dropped or self.unsure:
-            out = f"; {self.dropped} dropped and {self.unsure} unsure pairs are excluded"
-        low, high = self.interval
-        return (
-            f"Of {self.read:,} randomly sampled labels that were reviewed by hand, {self.wrong:,} are wrong: "
-            f"{self.wrong / self.read:.1%} (95% interval {low:.1%} to {high:.1%}){out}."
-        )
+    The 95% interval is Clopper and Pearson's. Empty if no label was decided to be right or wrong.
+    """
+    wrong, right, dropped, unsure = map(words.count, ("swap", "keep", "drop", "unsure"))
+    if not (read := wrong + right):
+        return ""
+    out = f"; {dropped} dropped and {unsure} unsure pairs are excluded" if dropped or unsure else ""
+    found = binomtest(wrong, read).proportion_ci(0.95, method="exact")
+    return (
+        f"Of {read:,} randomly sampled labels that were reviewed by hand, {wrong:,} are wrong: "
+        f"{wrong / read:.1%} (95% interval {found.low:.1%} to {found.high:.1%}){out}."
+    )
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions on some pairs of a run, by pair id."""
+    """Decisions on some pairs of a run."""
 
     path: str
-    words: dict[str, str]
-    observed: dict[str, str]
-    """Column that was the chosen response in training, if the file has it."""
-    sample: set[str]
-    texts: dict[str, str] = field(default_factory=dict)
-    """Hash of the pair's texts (``texts`` in ``pairs.parquet``), if the file has it."""
+    rows: dict[str, dict[str, Any]]
+    """By pair id: ``decision``, ``sample`` (true if the pair was drawn at random) and, if the file has them,
+    ``observed`` (the column that was chosen in training) and ``texts`` (``texts`` in ``pairs.parquet``).
+    """
 
     @property
-    def estimate(self) -> SampleEstimate:
-        """Fraction of wrong labels by the random sample only; other pairs were selected by a score."""
-        drawn = [self.words[name] for name in self.sample]
-        return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
+    def words(self) -> dict[str, str]:
+        """Decisions by pair id."""
+        return {name: row["decision"] for name, row in self.rows.items()}
+
+    @property
+    def estimate(self) -> str:
+        """``sample_estimate`` of the random sample only; other pairs were selected by a score."""
+        return sample_estimate([row["decision"] for row in self.rows.values() if row["sample"]])
 
     def named(self, word: str) -> set[str]:
         """Return ids of the pairs with a decision."""
@@ -94,33 +76,25 @@ class Decisions:
 
         Returns a note if some decisions have no hash of their texts to compare.
         """
-        trained = {name: "rejected" if swap else "chosen" for name, swap in zip(ids, swapped, strict=True)}
-        if unknown := sorted(set(self.words) - set(trained)):
+        sides = ["rejected" if swap else "chosen" for swap in swapped]
+        here = {"observed": dict(zip(ids, sides, strict=True)), "texts": dict(zip(ids, texts, strict=True))}
+        if unknown := sorted(self.rows.keys() - here["texts"].keys()):
             raise UserError(
                 f"{self.path} has a decision on {unknown[0]!r}, which is no training pair here "
-                f"({len(unknown)} of {len(self.words)} are not); give the decisions from this run's report."
+                f"({len(unknown)} of {len(self.rows)} are not); give the decisions from this run's report."
             )
-        if other := sorted(name for name, side in self.observed.items() if trained[name] != side):
-            raise UserError(
-                f"{self.path} has a decision on {other[0]!r} with the other label ({len(other)} of "
-                f"{len(self.words)} pairs); give decisions on a run with the same label noise."
-            )
-        here = dict(zip(ids, texts, strict=True))
-        if other := sorted(name for name, key in self.texts.items() if here[name] != key):
-            raise UserError(
-                f"{self.path} has a decision on {other[0]!r}, but that pair has other texts here "
-                f"({len(other)} of {len(self.words)} pairs); give decisions from a report on these data."
-            )
-        bare = len(self.words) - len(self.texts)
+        for column, what in (("observed", "noise on its label"), ("texts", "texts")):
+            known = {name: row[column] for name, row in self.rows.items() if column in row}
+            if other := sorted(name for name, value in known.items() if here[column][name] != value):
+                raise UserError(
+                    f"{self.path} has a decision on {other[0]!r}, but that pair has other {what} here "
+                    f"({len(other)} of {len(self.rows)} pairs); give decisions from a report on these data."
+                )
+        bare = sum("texts" not in row for row in self.rows.values())
         return [
-            f"{bare} of {len(self.words)} decisions name no hash of their texts, so their pairs are found by "
+            f"{bare} of {len(self.rows)} decisions name no hash of their texts, so their pairs are found by "
             "id alone."
         ] * (bare > 0)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Values of all decisions in JSON's types; they do not depend on the file's name and order."""
-        return asdict(self) | {"path": None, "sample": sorted(self.sample)}
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the table with ``decision`` (NA for none), by which ``p`` and ``p_majority`` are 1 or 0."""
@@ -136,45 +110,30 @@ def read_decisions(path: str) -> Decisions:
     A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
     noise had swapped the responses), ``sample`` (drawn at random) and ``texts`` (a hash of the pair's texts).
     """
-    words: dict[str, str] = {}
-    observed: dict[str, str] = {}
-    texts: dict[str, str] = {}
-    sample = set()
+    rows: dict[str, dict[str, Any]] = {}
     if not (file := local_path(path)).is_file():
         raise UserError(
             f"There is no file {file}; make decisions on the report.html of pacmr audit, and save them there."
         )
     for place, row in read_json_lines(file):
-        name, word = row.get("id"), row.get("decision")
+        name = row.get("id")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(
                 f"{place} has no id with a decision; give a file from the report's Save decisions."
             )
-        if word not in WORDS:
-            raise UserError(f"{place} has the decision {word!r}; it is one of {', '.join(WORDS)}.")
-        if words.setdefault(name, word) != word:
-            raise UserError(
-                f"{place} has {word} for the pair {name!r}, and an earlier one {words[name]}; remove one "
-                "of them."
-            )
-        side, drawn = row.get("observed", "chosen"), row.get("sample", False)
-        if side not in ("chosen", "rejected") or not isinstance(drawn, bool):
-            raise UserError(
-                f"{place} has observed {side!r} and sample {drawn!r}; observed is chosen or rejected, sample "
-                "true or false."
-            )
-        if "observed" in row and observed.setdefault(name, side) != side:
-            raise UserError(
-                f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; "
-                "give decisions on a run with the same label noise."
-            )
-        if "texts" in row and texts.setdefault(name, str(row["texts"])) != row["texts"]:
-            raise UserError(
-                f"{place} has other texts for the pair {name!r} than an earlier decision; give decisions on "
-                "one data set."
-            )
-        if drawn:
-            sample.add(name)
-    if not words:
+        for column, allowed in _ALLOWED.items():
+            if column in row and row[column] not in allowed:
+                raise UserError(
+                    f"{place} has the {column} {row[column]!r}; it is one of {', '.join(map(str, allowed))}."
+                )
+        known = rows.setdefault(name, {"sample": False})
+        known["sample"] |= row.get("sample", False)
+        for column in ("decision", "observed", "texts"):
+            if column in row and known.setdefault(column, row[column]) != row[column]:
+                raise UserError(
+                    f"{place} has the {column} {row[column]!r} for the pair {name!r}, and an earlier line "
+                    f"{known[column]!r}; remove one of them."
+                )
+    if not rows:
         raise UserError(f"{path} has no decisions; make some on the report's page, and save them.")
-    return Decisions(path, words, observed, sample, texts)
+    return Decisions(path, rows)

@@ -14,40 +14,28 @@ LEAST = 20
 def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None) -> pd.DataFrame:
     """Return one row per group of the pairs of ``Findings``, the most contradicted first.
 
-    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``suspected_share``,
-    ``contradicted`` (expected fraction of labels that another annotator would contradict, the mean of 1 - p;
-    NaN without p) with 95% interval ``low`` to ``high`` over pairs (NaN for small groups), ``flipped``
-    (fraction of known labels that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
+    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``contradicted`` (expected
+    fraction of labels that another annotator would contradict, the mean of 1 - p; NaN without p) with 95%
+    interval ``low`` to ``high`` over prompts (NaN for small groups), ``flipped`` (fraction of known labels
+    that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
-        frame = pd.DataFrame(
-            {
-                "group": pairs[grouping].astype("string"),
-                "suspect": pairs["suggested"].eq("swap"),
-                "contradicted": 1 - pairs["p"],
-                "known": pairs["flipped"].astype("Float64"),
-            }
-        )
-        numbers = frame.groupby("group", dropna=False, sort=True)
-        table = numbers.agg(
-            pairs=("suspect", "size"),
-            suspected=("suspect", "sum"),
-            suspected_share=("suspect", "mean"),
-            contradicted=("contradicted", "mean"),
-            flipped=("known", "mean"),
-        ).reset_index()
-        errors = np.full(len(table), np.nan)
-        for place, rows in enumerate(numbers.indices.values()):
-            if len(rows) >= LEAST:
-                values, prompts = frame["contradicted"].to_numpy()[rows], pairs["prompt"].to_numpy()[rows]
-                errors[place] = clustered_standard_error(values, prompts)
-        table.insert(5, "low", (table["contradicted"] - 1.96 * errors).clip(lower=0))
-        table.insert(6, "high", (table["contradicted"] + 1.96 * errors).clip(upper=1))
-        table.insert(0, "grouping", grouping)
+        rows = []
+        for name, part in pairs.groupby(pairs[grouping].astype("string"), dropna=False):
+            doubt, prompts = 1 - part["p"].to_numpy(), part["prompt"].to_numpy()
+            mean = doubt.mean()
+            error = clustered_standard_error(doubt, prompts) if len(part) >= LEAST else np.nan
+            rows.append(
+                {
+                    **{"grouping": grouping, "group": name, "pairs": len(part)},
+                    **{"suspected": part["suggested"].eq("swap").sum(), "contradicted": mean},
+                    **{"low": np.clip(mean - 1.96 * error, 0, 1), "high": np.clip(mean + 1.96 * error, 0, 1)},
+                    "flipped": part["flipped"].astype("Float64").mean(),
+                }
+            )
+        table = pd.DataFrame(rows)
         if reliability is not None:
             table["reliability"] = table["group"].map(reliability) if grouping == "annotator" else np.nan
-        tables.append(
-            table.sort_values(["contradicted", "suspected_share", "pairs"], ascending=False, kind="stable")
-        )
+        tables.append(table.sort_values(["contradicted", "pairs"], ascending=False, kind="stable"))
     return pd.concat(tables, ignore_index=True)

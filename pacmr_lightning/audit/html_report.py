@@ -13,30 +13,19 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
 from ..policy.numerics import histogram
 from .decisions import Texts
-from .scorers import SCORES, VOTE
+from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
-from .tables import groups_table, judges_table, methods_table, traits_table
-from .words import findings_in_words, known_in_words, rules_in_words, traits_in_words, verdict
+from .tables import groups_table, judges_table, methods_table
+from .words import findings_in_words, known_in_words, shortcuts_in_words, verdict
 
 FOLD = 600
 """Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
-_LABELS = {
-    "cross_fit_u": "Cross-fitted implicit reward margin $u$ (nats)",
-    "combined_u": "Log-odds of the label by score and decisions (nats)",
-    "judged_u": "Log-odds of the label by score and judges (nats)",
-    "u": "Implicit reward margin $u$ (nats)",
-    "probe_u": "Log-odds of the label by a linear probe (nats)",
-}
-
 # Control characters, and marks that change the direction of text.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -48,7 +37,7 @@ def html_report(
     run: str,
     texts: Mapping[str, Texts],
     notes: Iterable[str],
-    traits: pd.DataFrame,
+    shortcuts: pd.DataFrame,
     sample: Sequence[str] = (),
     judges: pd.DataFrame | None = None,
 ) -> str:
@@ -60,18 +49,14 @@ def html_report(
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     known = int(pairs["flipped"].notna().sum())
-    doubted = findings.doubted[0]
     votes = pairs.filter(regex=f"^{VOTE}").columns.tolist()
     script = _part("report.js")
     drawn = [
-        _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))
+        _article(listed[name], texts[name], f"random pair {i} of {len(sample)}", votes, True)
         for i, name in enumerate(sample, 1)
     ]
-    suspected = [
-        _article(row, texts[name], False, _suspect_facts(row, votes)) | {"verdict": _verdict(row)}
-        for name, row in listed.items()
-        if name not in set(sample)
-    ]
+    others = [row for name, row in listed.items() if name not in set(sample)]
+    suspected = [_article(row, texts[row.id], f"#{row.rank}", votes) for row in others]
     # Every inserted text is made visible and escaped.
     page = Environment(
         autoescape=True,
@@ -83,14 +68,9 @@ def html_report(
         run=run,
         verdict=" ".join(filter(None, (verdict(findings), known_in_words(findings)))),
         notes=notes,
-        figures={
-            "Distribution of the score with the threshold": _png(_distribution(findings)),
-        },
+        figure=_distribution(findings),
         threshold=findings_in_words(findings),
-        doubted=doubted,
-        rules=rules_in_words(traits, findings.agreement),
-        traits=traits_in_words(traits, doubted),
-        traits_table=traits_table(traits),
+        shortcuts=shortcuts_in_words(shortcuts),
         judges=None if judges is None else judges_table(judges),
         methods=methods_table(findings.methods),
         groups={
@@ -120,69 +100,46 @@ def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _facts(row: Any, place: str, *more: str) -> str:
-    category = [] if pd.isna(row.category) else [row.category]
-    return " · ".join([place, row.id, *category, *more])
-
-
-def _suspect_facts(row: Any, columns: Sequence[str]) -> str:
-    facts = []
-    if not pd.isna(row.p):
-        facts += [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
-    facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
-    weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
-    facts.append(f"{weight}u {row.u:.2f}")
-    votes = [vote for name in columns if not pd.isna(vote := getattr(row, name))]
-    if votes:
-        facts.append(f"judges: {votes.count(1)} for the label, {votes.count(-1)} against")
-    facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
-    return _facts(row, f"#{row.rank}", *facts)
-
-
-def _verdict(row: Any) -> str:
-    return "" if pd.isna(row.flipped) else "wrong" if row.flipped else "right"
-
-
-def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]:
-    """A pair; the facts of a randomly sampled one do not reveal its label's score."""
+def _article(
+    row: Any, texts: Texts, place: str, votes: Sequence[str], sample: bool = False
+) -> dict[str, Any]:
+    """Return a pair for the page; a randomly sampled one does not reveal its label's score."""
+    facts = [place, row.id, *([] if pd.isna(row.category) else [row.category])]
+    facts += [] if sample else _results(row, votes)
+    truth = "" if sample or pd.isna(row.flipped) else "wrong" if row.flipped else "right"
     # ASCII JSON keeps every id intact.
     known = {"id": row.id, "observed": row.observed, "sample": sample, "texts": row.texts}
-    return {"named": json.dumps(known), "facts": facts, "texts": texts}
+    return {"named": json.dumps(known), "facts": " · ".join(facts), "texts": texts, "truth": truth}
 
 
-def _distribution(findings: Findings) -> Figure:
-    """Histogram of the scores with the threshold, by right and wrong labels if known."""
-    pairs, column = findings.pairs, SCORES[findings.scorer]
-    score = pairs[column].to_numpy()
-    figure, axis = _figure()
+def _results(row: Any, votes: Sequence[str]) -> list[str]:
+    facts = [] if pd.isna(row.p) else [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
+    facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
+    facts += [] if row.weight == 1 else [f"weight {row.weight:.3f}"]
+    facts.append(f"u {row.u:.2f}")
+    if cast := [vote for name in votes if not pd.isna(vote := getattr(row, name))]:
+        facts.append(f"judges: {cast.count(1)} for the label, {cast.count(-1)} against")
+    return facts + ([] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"])
+
+
+def _distribution(findings: Findings) -> str:
+    """Return a histogram of the scores with the threshold, by right and wrong labels if known, as a PNG."""
+    pairs = findings.pairs
+    score, flipped = pairs[SCORES[findings.scorer]].to_numpy(), pairs["flipped"]
+    figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+    axis = figure.add_subplot(xlabel=f"{NAMES[findings.scorer]} (nats)", ylabel="Pairs")
     edges = histogram(score, min(60, max(10, len(score) // 20)))[1].tolist()
-    known = pairs["flipped"].notna().to_numpy()
-    if known.any():
-        flipped = pairs["flipped"].fillna(False).to_numpy(dtype=bool)
-        for mask, color, name in (
-            (known & ~flipped, RIGHT, "right labels"),
-            (known & flipped, WRONG, "wrong labels"),
-        ):
-            label = f"{name} ({mask.sum():,})"
-            axis.hist(score[mask], edges, color=color, alpha=0.35)
-            axis.hist(score[mask], edges, color=color, histtype="step", linewidth=1.4, label=label)
-    else:
-        axis.hist(score, edges, color=RIGHT, alpha=0.6, label=f"all labels ({len(score):,})")
+    groups = {"right labels": (flipped.eq(False), RIGHT), "wrong labels": (flipped.eq(True), WRONG)}
+    if flipped.isna().all():
+        groups = {"all labels": (flipped.isna(), RIGHT)}
+    for name, (mask, color) in groups.items():
+        values = score[mask.fillna(False).to_numpy(dtype=bool)]
+        style = {"histtype": "stepfilled", "facecolor": (color, 0.35), "edgecolor": color}
+        axis.hist(values, edges, label=f"{name} ({len(values):,})", **style)
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
-    axis.set(xlabel=_LABELS[column], ylabel="Pairs", xlim=(edges[0], edges[-1]))
-    axis.xaxis.set_major_locator(MaxNLocator(6))
+    axis.set_xlim(edges[0], edges[-1])
     axis.legend(frameon=False)
-    return figure
-
-
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.4, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _png(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     return base64.b64encode(buffer.getvalue()).decode()

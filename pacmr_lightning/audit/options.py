@@ -90,24 +90,12 @@ class AuditOptions:
         check_within("(0, 0.5)", noise_rate=self.noise_rate)
         check_within("(0, inf)", " (DPO's is usually 0.1)", beta=self.beta)
         check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
-        self._check_judges()
-        self._check_places()
-        _ = self.decided  # reads the file now, so that its errors come first
-
-    def _check_judges(self) -> None:
         if not self.judges:
             self.refuse(OF_JUDGES, "there are no judges")
             if self.scorer == "judge":
                 raise UserError("scorer is judge, but judges is missing; add --judges+=EndpointJudge.")
         check_distinct(self.judges or ())
         check_prices(self.prompt_price, self.completion_price)
-
-    @property
-    def score(self) -> Choice | None:
-        """Scorer that judges are combined with; None is the default one."""
-        return None if self.scorer == "judge" else self.scorer
-
-    def _check_places(self) -> None:
         if self.output is not None:
             check_writable("output", self.output, local_path(self.output))
         if self.cleaned is not None:
@@ -117,6 +105,12 @@ class AuditOptions:
                 raise UserError(
                     f"cleaned is {self.cleaned}, which is the file of decisions; name another file."
                 )
+        _ = self.decided  # reads the file now, so that its errors come first
+
+    @property
+    def score(self) -> Choice | None:
+        """Scorer that judges are combined with; None is the default one."""
+        return None if self.scorer == "judge" else self.scorer
 
     @cached_property
     def decided(self) -> Decisions | None:

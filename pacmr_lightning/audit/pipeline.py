@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,18 @@ from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
-from .cleaned_file import CleanedFile, write_cleaned_file
 from .combination import ENOUGH, VIEWS, combined_score
 from .decisions import Decisions, Texts, random_sample
 from .html_report import html_report
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
-from .suspect_traits import label_rules, suspect_traits
+from .shortcuts import shortcuts
 from .suspected import Findings, find
 from .words import verdict
 
 RECORD = "audit.json"
-TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
+TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "shortcuts.csv")
 _DECISIVE = ("noise_rate", "threshold", "judged_pairs")
 """Options that the table depends on, besides the scorer."""
 
@@ -44,11 +42,13 @@ class AuditResult:
     table: pd.DataFrame
     """One row per pair, the most suspected first: ``pairs.parquet``."""
     findings: Findings
-    traits: pd.DataFrame
+    shortcuts: pd.DataFrame
+    """Length and words that most labels follow."""
     notes: list[str]
     files: dict[str, Path]
     """Written files by name, ``cleaned`` among them."""
-    cleaned: CleanedFile | None
+    cleaned: str | None
+    """Number of rows and changes in the file of cleaned pairs, in a sentence; None without a file."""
     texts: Callable[[str], Texts]
     """Returns the texts of a pair by its id."""
 
@@ -74,11 +74,6 @@ class AuditResult:
         found = self.suspected
         texts = [vars(self.texts(name)) for name in found["id"]]
         return found.join(pd.DataFrame(texts, columns=["prompt", "chosen", "rejected"]))
-
-    def _repr_html_(self) -> str:
-        """Return the statement and the most suspected pairs, as a notebook shows them."""
-        shown = ["rank", "id", "observed", "suggested", "p", "u"]
-        return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
 
 
 def audit(
@@ -161,7 +156,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
 
 def _decisive(options: AuditOptions) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in _DECISIVE}
-    found["decisions"] = None if options.decided is None else options.decided.content
+    found["decisions"] = None if options.decided is None else options.decided.rows
     return found | {"judges": [judge.settings for judge in options.judges or ()]}
 
 
@@ -188,19 +183,20 @@ def conclude(
     with waiting("Estimating how many annotators would agree"):
         if options.judges:
             p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
-            asking = _ask(scored, p, options, answers or folder / ANSWERS)
-            verdicts = pairs.filter(regex=f"^{VOTE}").fillna(0).to_numpy(dtype=float)
-            votes, scorer = replace(votes, verdicts=verdicts), "judge"
+            places = pairs_to_judge(p, options.judged_pairs)
+            cast, asking = ask_judges(pairs, places, scored.rows, options, answers or folder / ANSWERS)
+            for j, column in enumerate(cast.T, 1):  # NA for pairs that no judge was asked about
+                pairs[f"{VOTE}{j}"] = pd.Series(column[places], pairs.index[places], dtype="Int64")
+            votes, scorer = replace(votes, verdicts=cast.astype(float)), "judge"
         found = agreement(u, prompts, votes, options.noise_rate)
         if options.judges:
             pairs["judged_u"] = found.margin
         findings = find(pairs, scorer, found, votes, options.threshold, alone)
-    read = "" if decided is None else decided.estimate.sentence()
+    read = "" if decided is None else decided.estimate
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
-    responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
-    with waiting("Comparing suspected with other pairs"):
-        traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
+    sides = [[getattr(text, side) for text in texts.values()] for side in ("chosen", "rejected")]
+    followed = shortcuts(findings.pairs["prompt"].to_numpy(), *sides)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
     columns += ["cross_fit_u", "probe_u", *VIEWS, "combined_u", "judged_u"]
@@ -213,23 +209,29 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits.assign(rule=label_rules(traits, found)),
+        "shortcuts": followed,
     }
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
     with waiting("Writing the report"):
         page = html_report(
-            findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn, tables.get("judges")
+            findings,
+            run,
+            {pair: texts[pair] for pair in listed},
+            notes,
+            followed,
+            drawn,
+            tables.get("judges"),
         )
     files = _write(folder, tables, page)
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
-        cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
-        files["cleaned"] = cleaned.path
-    return AuditResult(table, findings, traits, notes, files, cleaned, texts.__getitem__)
+        cleaned = _write_cleaned(scored, output, *changes)
+        files["cleaned"] = local_path(output)
+    return AuditResult(table, findings, followed, notes, files, cleaned, texts.__getitem__)
 
 
 def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
@@ -248,17 +250,6 @@ def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
         f"reference log-probabilities {w[2]:+.2f} x length difference, each over its root mean square."
     )
     return "combined"
-
-
-def _ask(scored: ScoredPairs, p: np.ndarray, options: AuditOptions, answers: Path) -> list[str]:
-    """Add a column of verdicts for each judge, NA for pairs it was not asked about, and return notes."""
-    pairs = scored.pairs
-    places = pairs_to_judge(p, options.judged_pairs)
-    votes, notes = ask_judges(pairs, places, scored.rows, options, answers)
-    asked = np.isin(np.arange(len(pairs)), places)
-    for j in range(votes.shape[1]):
-        pairs[f"{VOTE}{j + 1}"] = pd.Series(votes[:, j], pairs.index, dtype="Int64").where(asked)
-    return notes
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
@@ -287,3 +278,15 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str
         write_frame(path, tables[path.stem])
     write_text(folder / "report.html", page)
     return files | {"report.html": folder / "report.html"}
+
+
+def _write_cleaned(scored: ScoredPairs, output: str, drop: set[str], swap: set[str]) -> str:
+    """Write the pairs as trained, some dropped and some with the label swapped; return a sentence on them."""
+    flipped = {name for name, flip in (scored.noise_flips or {}).items() if flip}
+    rows = scored.source.write_cleaned(output, drop, (flipped - drop) ^ swap)
+    changes = ((len(drop), "dropped"), (len(swap), "swapped"))
+    done = " and ".join(f"{count:,} labels {word}" for count, word in changes if count)
+    said = f"{output}: {rows:,} rows, {done or '0 labels changed'}."
+    if scored.noise_flips is not None:
+        said += " It contains the label noise that the run injected; train on it without noise options."
+    return said

@@ -67,9 +67,10 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     notes = _check_pairs(options, data.source, data.train_pairs)
-    groups, note = text_groups(data.train_pairs.rows)
+    groups, grouped = text_groups(data.train_pairs.rows)
     beta = module.objective.beta
-    cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
+    folder, by_responses = Path(run) / AUDIT / FOLDER, groups if grouped else None
+    cross_fit = CrossFit(found, data, updates, beta, folder, options.micro_batch_size, by_responses)
     if scorer == "probe":
         check_groups(groups)
     elif scorer == "dpo":
@@ -82,7 +83,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     pairs, several = _with_votes(pairs, data.train_pairs)
     if scorer == "probe" or (choose and groups.max() + 1 >= FOLDS):
         pairs["probe_u"] = probe_log_odds(data.train_state_differences(module.policy), groups)
-    notes += [*_notes(found.noise, data), *([note] if note else []), *several]
+    notes += [*_notes(found.noise, data), *grouped, *several]
     if scorer is None:
         scorer = "policy"
         if "probe_u" in pairs and visits is not None:
@@ -107,7 +108,15 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
     if scorer == "probe":
         options.refuse(("beta", "reference"), "a linear probe has no reference and no beta")
-    reference = (options.reference or base_of(model)) if scorer == "policy" else None
+    reference = options.reference
+    if scorer == "policy" and reference is None:
+        if not is_adapter(model):
+            raise UserError(
+                f"{model} is a whole model, not an adapter, so its reference is unknown; give the model that "
+                "its training started from with --reference, or leave out --beta and --scorer policy to "
+                "audit with a linear probe."
+            )
+        reference = adapter_base(model)
     names = [model] if reference is None else [model, reference]
     with waiting("Reading and tokenizing the pairs"):
         length = MAX_LENGTH if options.max_length is None else options.max_length
@@ -156,7 +165,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     if data.annotators is not None:
         pairs["annotator"] = data.annotators
     pairs, several = _with_votes(pairs, data)
-    notes = [note, *([grouped] if grouped else []), *([SEEN] if scorer == "policy" else []), *notes, *several]
+    notes = [note, *grouped, *([SEEN] if scorer == "policy" else []), *notes, *several]
     return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
 
 
@@ -170,17 +179,6 @@ def _with_votes(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]
     if ties:
         notes.append(f"{ties:,} labels are ties: half a vote for each response, and never suspected.")
     return pairs.join(votes), notes
-
-
-def base_of(policy: str) -> str:
-    """Return the base model of an adapter; raises UserError for a whole model."""
-    if not is_adapter(policy):
-        raise UserError(
-            f"{policy} is a whole model, not an adapter, so its reference is unknown; give the model that "
-            "its training started from with --reference, or leave out --beta and --scorer policy to audit "
-            "with a linear probe."
-        )
-    return adapter_base(policy)
 
 
 def _placed(name: str, options: AuditOptions) -> PolicyModel:

@@ -24,5 +24,3 @@ SCORES: dict[Scorer, str] = {
 """Columns of scores, which change sign with the label; low values are suspected."""
 VOTE = "vote_"
 """Beginning of the column of each judge's verdicts."""
-UNSEEN: tuple[Scorer, ...] = ("probe", "dpo")
-"""Scorers that were not trained on the labels that they score."""

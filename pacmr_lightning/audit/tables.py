@@ -6,13 +6,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from .group_reliability import LEAST
-from .suspect_traits import LEVEL
-from .words import share_of
 
 GROUPS = 100
 """Most groups in a table."""
-TRAITS = 30
-"""Most traits in the table."""
 
 
 class Table(NamedTuple):
@@ -52,8 +48,6 @@ def methods_table(methods: pd.DataFrame) -> Table:
         "average_precision": ("AP", "{:.2f}".format),
     }
     notes = ["Contradicted: expected fraction of suspected labels that another annotator would contradict."]
-    if not methods["method"].str.startswith("cleanlab").any():
-        notes.append("Without confident learning: cleanlab is not installed (pip install cleanlab).")
     if methods["recall"].notna().any():
         notes.append(
             "Precision and recall are of the suspected label errors, against the known flips; AP is average "
@@ -69,7 +63,6 @@ def groups_table(groups: pd.DataFrame, known: bool) -> Table:
         "group": (groups["grouping"].iloc[0], str),
         "pairs": ("pairs", "{:,}".format),
         "suspected": ("suspected", "{:,}".format),
-        "suspected_share": ("in percent", "{:.1%}".format),
         "contradicted": ("contradicted", "{:.1%}".format),
         "interval": ("95% interval", str),
     }
@@ -104,29 +97,3 @@ def judges_table(judges: pd.DataFrame) -> Table:
     }
     note = "Reliability is the probability that a verdict names the better response."
     return _table(_with_interval(judges), columns, [note])
-
-
-def traits_table(traits: pd.DataFrame) -> Table | None:
-    """Return the traits that distinguish suspected labels; None without any."""
-    found = traits[traits["p_adjusted"] < LEVEL]
-    if found.empty:
-        return None
-    columns: _Columns = {
-        "name": ("trait", str),
-        "suspected": ("suspected", "{:,}".format),
-        "in_suspected": ("with it", share_of),
-        "others": ("others", "{:,}".format),
-        "in_others": ("with it", share_of),
-        "p_adjusted": ("p", "{:.1g}".format),
-        "in_all": ("all", share_of),
-    }
-    notes = [
-        "Counts are of pairs whose responses differ in the trait, percentages of those whose chosen response "
-        "has it; the last column is over all labels. p is adjusted for "
-        f"{traits['p'].notna().sum():,} tested traits (Benjamini and Hochberg)."
-    ]
-    if (more := len(found) - TRAITS) > 0:
-        notes.append(f"{more:,} more traits are in the file of traits.")
-    words = "chosen has “" + found["trait"] + "”"
-    found = found.assign(name=words.mask(found["kind"] == "length", "chosen is the longer"))
-    return _table(found.head(TRAITS), columns, notes)

@@ -12,23 +12,23 @@ from ..errors import UserError
 FOLDS = 5
 
 
-def text_groups(rows: Dataset) -> tuple[np.ndarray, str | None]:
-    """Return (N,) group numbers from 0, and a note if the groups are not those of a prompt.
+def text_groups(rows: Dataset) -> tuple[np.ndarray, list[str]]:
+    """Return (N,) group numbers from 0, and notes if the groups are not those of a prompt.
 
     If a prompt has more than a fold's pairs, such as one instruction for all, groups are pairs connected by
     common responses instead: no response is in two groups, so that none is scored by its own labels.
     """
     prompts = pd.factorize(np.array(rows["prompt"][:], dtype=object))[0]
     if (most := np.bincount(prompts).max()) * FOLDS <= len(prompts):
-        return prompts, None
+        return prompts, []
     texts = np.array(list(row_bytes(rows, "chosen_ids", "rejected_ids")), dtype=object)
     ends = pd.factorize(texts.ravel())[0].reshape(-1, 2)
     graph = coo_array((np.ones(len(ends)), tuple(ends.T)), shape=(ends.max() + 1,) * 2)
     groups = pd.factorize(connected_components(graph, directed=False)[1][ends[:, 0]])[0]
-    return groups, (
+    return groups, [
         f"{most:,} of {len(prompts):,} pairs have the same prompt, so pairs with common responses are one "
         f"group of {groups.max() + 1:,}, and labels are scored by those of other groups, not other prompts."
-    )
+    ]
 
 
 def check_groups(groups: np.ndarray) -> None:

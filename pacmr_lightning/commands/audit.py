@@ -9,7 +9,7 @@ from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
 from ..audit.tables import Table, judges_table, methods_table
-from ..audit.words import flips_in_words, known_in_words, rules_in_words, traits_in_words
+from ..audit.words import flips_in_words, known_in_words, shortcuts_in_words
 from ..command_line.output import print_result
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
@@ -33,7 +33,7 @@ def audit(
 
     Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label
     errors, for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
-    suspect_traits.csv. docs/audit.md explains them.
+    shortcuts.csv. docs/audit.md explains them.
 
     Args:
         run: folder of a preference run; with pairs, folder or Hub id of a base model or PEFT adapter.
@@ -74,10 +74,8 @@ def show(found: AuditResult) -> None:
             "information.",
             "yellow",
         )
-    for sentence in rules_in_words(found.traits, findings.agreement, shown=3):
+    for sentence in shortcuts_in_words(found.shortcuts):
         say(sentence, "yellow")
-    for sentence in traits_in_words(found.traits, findings.doubted[0], shown=3):
-        print_result(sentence)
     for note in found.notes:
         say(f"  {note}", "dim")
     say(
@@ -85,7 +83,7 @@ def show(found: AuditResult) -> None:
         soft_wrap=True,
     )
     if found.cleaned is not None:
-        say(found.cleaned.sentence, soft_wrap=True)
+        say(found.cleaned, soft_wrap=True)
 
 
 def _show_table(shown: Table) -> None:

@@ -125,10 +125,9 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
 
 
 def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
-    headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out", "from store")
+    headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out")
     table = plain_table("judge", *headings)
     for name, of in zip(names, verdicts, strict=True):
-        opinions = [opinion for verdict in of for opinion in verdict.orders]
         found = [verdict.preferred for verdict in of]
         billed, _ = tokens_of(of)
         table.add_row(
@@ -137,6 +136,5 @@ def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
             f"{sum(verdict.inconsistent for verdict in of) / len(of):.1%}",
             str(billed.prompt),
             str(billed.completion),
-            f"{sum(opinion.cached for opinion in opinions)} of {len(opinions)}",
         )
     return table

@@ -102,7 +102,7 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         "length-controlled: at equal length, a tie counts as half a win; without length control "
         f"{result.win_score.value / 2:.1%}"
     )
-    yield f"mean length of A and B: {lengths} {result.length_unit}"
+    yield f"mean length of A and B: {lengths} characters"
     yield (
         f"judge {judge}: {flipped} of verdicts changed with the order, the first response won "
         f"{first_shown}, {invalid} of answers invalid, {unanswered} missing"

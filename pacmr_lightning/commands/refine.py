@@ -135,17 +135,16 @@ def refine(
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare_passes(run, folder)
-    _warn_of_rules(audited)
+    _warn_of_shortcuts(audited)
     return folder
 
 
-def _warn_of_rules(audited: Path) -> None:
+def _warn_of_shortcuts(audited: Path) -> None:
     """Print the shortcuts found by the audit again, after the comparison."""
-    traits = pd.read_csv(audited / "suspect_traits.csv", keep_default_na=False)  # "null" is a word
-    rules = traits[traits["rule"]]
+    found = pd.read_csv(audited / "shortcuts.csv", keep_default_na=False)  # "null" is a word
     names = [
         "length" if kind == "length" else f"the word “{trait}”"
-        for kind, trait in zip(rules["kind"], rules["trait"], strict=True)
+        for kind, trait in zip(found["kind"], found["trait"], strict=True)
     ]
     if names:
         print(

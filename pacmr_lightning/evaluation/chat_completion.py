@@ -9,15 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 NO_ANSWER, FILTERED = 409, 422
-"""Statuses of answers of no use: one that the openai client asks for again, and one that would not change."""
+"""Statuses of answers of no use: one that the openai client repeats, and one that would not change."""
 _LONGEST = 200
 _AT_LIMIT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _BROKEN = re.compile("error|fail|abort|cancel|insufficient|filter|sensitive|safety|recitation|prohibited")
 """Finish reasons in small letters, of OpenAI and other providers, of an answer that broke off."""
 _TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad"
-_MARK = re.compile(
-    rf"(?P<begin><(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<unused94>)"
-    rf"|</(?:\w+:)?(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<unused95>",
+_BEGIN = re.compile(
+    rf"^[ \t]*(?:<(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
+    r"|(?:<\|start\|>assistant)?<\|channel\|>analysis)",
+    re.I | re.M,
+)
+_END = re.compile(
+    rf"</(?:\w+:)?(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
+    r"|<\|channel\|>final<\|message\|>|assistantfinal",
     re.I,
 )
 
@@ -59,15 +64,13 @@ class Reply:
     """True if a limit of tokens ended the text."""
 
 
-def read_response(
-    status: int, content: bytes, valid: Callable[[str], bool], max_tokens: int | None
-) -> tuple[Reply, Tokens]:
+def read_response(status: int, content: bytes, valid: Callable[[str], bool]) -> tuple[Reply, Tokens]:
     """Return the answer in an HTTP response, or the problem, and the tokens that it bills.
 
     A 200 may hold an error of the provider, a text that broke off, or a web page.
 
-    >>> read_response(200, b'{"error": {"code": 429, "message": "slow down"}}', bool, None)[0]
-    Reply(status=429, problem='status 429: slow down', text=None, cut=False)
+    >>> read_response(200, b'{"error": {"code": 429, "message": "slow down"}}', bool)[0].status
+    429
     """
     try:
         body = json.loads(content)
@@ -79,48 +82,34 @@ def read_response(
     try:
         choice = fields["choices"][0]
         message, error = choice["message"], fields.get("error") or choice.get("error")
-        found = _answer(choice, message, valid, max_tokens, tokens)
+        found = _answer(choice, message, valid)
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError):
         error = fields.get("error") or next(filter(None, map(fields.get, ("message", "detail", "msg"))), None)
         found = Reply(NO_ANSWER, f"the server's answer is no chat completion: {said(body)!r}")
     if status < 400 and not error:
         return found, tokens or Tokens(uncounted=1)
-    fields = error if isinstance(error, dict) else fields
-    return _error(status, fields, said(error or body)), tokens or NO_TOKENS
-
-
-def _error(status: int, fields: dict[str, Any], reason: str) -> Reply:
-    """Return the problem of an error, whose status may be a number inside it."""
-    if status < 400:
-        number = re.search(r"\b[45]\d\d\b", f"{fields.get('code')} {fields.get('status')}")
+    if status < 400:  # its own status may be a number inside the error
+        inside = error if isinstance(error, dict) else fields
+        number = re.search(r"\b[45]\d\d\b", f"{inside.get('code')} {inside.get('status')}")
         status = int(number[0]) if number else 502
-    return Reply(status, f"status {status}: {reason}".removesuffix(": "))
+    return Reply(status, f"status {status}: {said(error or body)}".removesuffix(": ")), tokens or NO_TOKENS
 
 
-def _answer(
-    choice: dict[str, Any],
-    message: dict[str, Any],
-    valid: Callable[[str], bool],
-    max_tokens: int | None,
-    tokens: Tokens | None,
-) -> Reply:
+def _answer(choice: dict[str, Any], message: dict[str, Any], valid: Callable[[str], bool]) -> Reply:
     # A refusal is an answer too, in its own field.
     text = _content(message.get("content")) or message.get("refusal") or ""
     text.encode()
     answer = without_thoughts(text)
     finish = str(choice.get("finish_reason") or "").lower()
     cut = finish in _AT_LIMIT
-    if not finish and max_tokens is not None and tokens is not None:
-        cut = tokens.completion >= max_tokens
     if _BROKEN.search(finish):
         # A content filter takes it away again.
         status = FILTERED if "filter" in finish else NO_ANSWER
         return Reply(status, f"the answer broke off (finish_reason {finish})")
-    if answer.strip() and valid(answer):
-        return Reply(200, None, text, cut)
     if answer.strip():
-        return Reply(NO_ANSWER, "the answer is not of the kind that was asked for")
-    short = f"no text within max_tokens {max_tokens}; the model may need more"
+        wrong = None if valid(answer) else "the answer is not of the kind that was asked for"
+        return Reply(NO_ANSWER, wrong) if wrong else Reply(200, None, text, cut)
+    short = "no text within max_tokens; the model may need more"
     return Reply(NO_ANSWER, short if cut else "the answer has no text, beside reasoning or tools")
 
 
@@ -143,52 +132,27 @@ def _tokens(usage: Any) -> Tokens | None:
 
 
 def said(body: Any) -> str:
-    """Return the text of an error, which has many forms, on one line of at most 200 characters.
+    """Return an error as a server sent it, without HTML tags, on one line of at most 200 characters.
 
     >>> said({"message": "Provider returned error", "code": 429, "metadata": {"raw": "slow down"}})
-    'Provider returned error: slow down'
-    >>> said([{"error": {"message": "no such model", "code": 404}}])
-    'no such model'
+    '{"message": "Provider returned error", "code": 429, "metadata": {"raw": "slow down"}}'
+    >>> said("<html><p>Bad gateway</p></html>")
+    'Bad gateway'
     """
-    text = re.sub(r"<(script|style).*?</\1>|<[^<>]*>", " ", _texts(body), flags=re.I | re.S)
-    return " ".join(text.split())[:_LONGEST].rstrip(" .")
-
-
-def _texts(body: Any) -> str:
-    if isinstance(body, list):
-        return "; ".join(map(_texts, body[:3]))
-    if not isinstance(body, dict):
-        return "" if body is None else str(body)
-    metadata = body.get("metadata")
-    found = [body.get(name) for name in ("message", "error", "errors", "detail", "msg")]
-    found.append(
-        metadata.get("raw") if isinstance(metadata, dict) else None
-    )  # OpenRouter: the provider's words
-    return ": ".join(filter(None, map(_texts, found))) or json.dumps(body, ensure_ascii=False)
+    if isinstance(body, dict) and body.keys() <= {"message", "type", "param", "code"}:
+        body = body.get("message")
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    return " ".join(re.sub("<[^<>]*>", " ", text).split())[:_LONGEST].rstrip(" .")
 
 
 def without_thoughts(text: str) -> str:
     """Return a model's answer without its reasoning; empty if it has only reasoning.
 
-    Reasoning is the text between tags such as ``<think>`` and ``</think>``, before an end tag alone, after an
-    unclosed begin tag at the start of a line, or outside the ``final`` channel of gpt-oss.
+    The answer is what follows the last end of reasoning, such as ``</think>`` or the begin of gpt-oss's
+    ``final`` channel, up to a line that begins reasoning anew.
+
+    >>> without_thoughts("<think>A or B?</think> B is shorter.")
+    'B is shorter.'
     """
-    start = text.lstrip().removeprefix("<|start|>assistant")
-    if start.startswith("<|channel|>"):
-        final = start.rpartition("<|channel|>final")[2] if "<|channel|>final" in start else ""
-        return re.split(r"<\|(?:return|end)\|>", final.partition("<|message|>")[2])[0].strip()
-    if start.startswith("analysis") and "assistantfinal" in start:  # without its special tokens
-        return start.rpartition("assistantfinal")[2].strip()
-    parts: list[str] = []
-    after, begin = 0, None
-    for mark in _MARK.finditer(text):
-        if mark["begin"]:
-            begin = mark.start() if begin is None else begin
-            continue
-        parts = [] if begin is None else [*parts, text[after:begin]]
-        after, begin = mark.end(), None
-    # In the middle of a line the tag is only mentioned.
-    cut = begin is not None and not text[after:begin].rpartition("\n")[2].strip()
-    if not after and not cut:
-        return text
-    return "".join([*parts, text[after:begin] if cut else text[after:]]).strip()
+    answer = _BEGIN.split(_END.split(text)[-1])[0]
+    return text if answer == text else answer.removesuffix("<|return|>").strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -26,18 +25,10 @@ OPENAI_URL = "https://api.openai.com/v1"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NO_KEY = "none"
 """The openai client requires a key, even where the server does not."""
-_VAIN: dict[int | str, tuple[str, str]] = {
-    "temperature": ("refuses the temperature", "set temperature: null"),
-    401: ("refuses the API key", "put a valid one into the environment variable {}, or name another"),
-    402: ("has no credit left", "buy some, or name another model"),
-    404: ("does not exist", "check model, and base_url, which mostly ends in /v1"),
-}
-"""Errors that all requests would get, by status or option: what the server does, and what helps."""
-_OF_CONTENT = re.compile("flag|moderat|content|policy|safety|harm", re.I)
-_ABOUT_KEY = re.compile(r"\bkey\b|credential|authenti|authori[sz]|permission", re.I)
-"""Words of a 403 that refuses one conversation, and of one that refuses the key."""
+_HOPELESS = (401, 402, 404)
+"""Statuses that all requests would get: a wrong key, no credit, no such model."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
-_OF_ONE = (400, 413, NO_ANSWER)
+_OF_ONE = (400, 403, 413, FILTERED, NO_ANSWER)
 """Statuses of a conversation that the server refuses for its length or content, or does not answer."""
 _FEWEST = 3
 """Least number of consecutive failures after which the server counts as broken."""
@@ -226,7 +217,7 @@ class _Asking:
             base_url=self.endpoint.base_url,
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.retries,
-            http_client=_http_client(self.endpoint, self.valid),
+            http_client=_http_client(self.valid),
         ) as client:
             count = min(self.endpoint.concurrency, len(self.pending))
             workers = [asyncio.ensure_future(worker(client)) for _ in range(count)]
@@ -264,14 +255,15 @@ class _Asking:
         if reply.text:
             self.answered, self.streak = self.answered + 1, 0
             return
-        if reply.status == FILTERED or (reply.status in _OF_ONE and self.answered):  # must not end the run
+        if reply.status in _OF_ONE and self.answered:  # must not end the run
             return
         self.streak += 1
         enough = max(self.endpoint.concurrency, _FEWEST)
         if self.streak >= (enough if self.answered else min(enough, len(self.pending))):
             raise UserError(
                 f"{self.endpoint.where} failed {self.streak} requests in a row ({reply.problem}); see to the "
-                "server, or to model, max_tokens and timeout, and run again: what was answered is kept."
+                "server and its key, or to model, max_tokens, temperature (null leaves it out) and timeout, "
+                "and run again: what was answered is kept."
             )
 
     async def request(self, client: AsyncOpenAI, messages: Any) -> Reply:
@@ -298,20 +290,15 @@ class _Asking:
         except APIStatusError as error:
             reply: Reply = error.response.extensions["reply"]
         problem = str(reply.problem).replace(self.secret or "\0", "***")
-        cause: int | str = reply.status
-        if cause == 400 and "temperature" in problem:
-            cause = "temperature"
-        elif cause == 403 and _OF_CONTENT.search(problem):
-            return replace(reply, problem=problem, status=FILTERED)
-        elif cause == 403 and _ABOUT_KEY.search(problem):
-            cause = 401
-        if vain := _VAIN.get(cause):
-            does, fix = vain
-            raise UserError(f"{asked.where} {does} ({problem}); {fix.format(asked.key_variable)}.")
+        if reply.status in _HOPELESS:
+            raise UserError(
+                f"{asked.where} refuses all requests ({problem}); check the key in the environment variable "
+                f"{asked.key_variable} and its credit, model, and base_url, which mostly ends in /v1."
+            )
         return replace(reply, problem=problem)
 
 
-def _http_client(endpoint: Endpoint, valid: Callable[[str], bool]) -> Any:
+def _http_client(valid: Callable[[str], bool]) -> Any:
     """Return the openai client's own HTTP client, with bills counted, and without errors inside a 200.
 
     A response that is no answer gets the status of what went wrong, so that the openai client repeats it,
@@ -327,7 +314,7 @@ def _http_client(endpoint: Endpoint, valid: Callable[[str], bool]) -> Any:
                 if not type(error).__name__.startswith(("Connect", "Pool")):  # it was sent
                     _BILL.get().append(Tokens(uncounted=1))
                 raise
-            reply, tokens = read_response(response.status_code, response.content, valid, endpoint.max_tokens)
+            reply, tokens = read_response(response.status_code, response.content, valid)
             _BILL.get().append(tokens)
             if reply.problem is not None:
                 kept = {name: response.headers[name] for name in _RETRY_HEADERS if name in response.headers}

@@ -1,7 +1,6 @@
 """Calls of a judge before they are made: their number, tokens and price."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ..errors import UserError, check_at_least
 from .conversation import Messages, message_text
@@ -12,25 +11,6 @@ Prices = tuple[float | None, float | None]
 """Price of a million tokens of prompts and of answers, in any currency; both or none."""
 CHARACTERS = 4
 """Characters of a token, of English text; for estimates only."""
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Calls of a paid judge model, with their tokens."""
-
-    number: int
-    tokens_in: float
-    """Estimated from characters."""
-    tokens_out: int | None
-    """At most; None without a limit."""
-
-    def sentence(self, prices: Prices) -> str:
-        """Return the calls, tokens and price in words."""
-        words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
-        words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
-        if (cost := price(self.tokens_in, self.tokens_out or 0, prices)) is not None:
-            words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
-        return ", ".join(words)
 
 
 def price(prompt: float, completion: float, prices: Prices) -> float | None:
@@ -51,8 +31,15 @@ def check_prices(prompt_price: float | None, completion_price: float | None, pla
         )
 
 
-def calls(judge: PairJudge, questions: Iterable[Messages]) -> Calls:
-    """Return number and tokens of questions that a judge will send."""
-    lengths = [sum(len(message_text(message)) for message in messages) for messages in questions]
+def cost_before(judge: PairJudge, questions: Sequence[Messages], prices: Prices) -> str:
+    """Return number, tokens and price of questions that a paid judge will be sent, in words.
+
+    Tokens of prompts are estimated from characters; those of answers are the most that are allowed.
+    """
+    tokens = sum(len(message_text(message)) for messages in questions for message in messages) / CHARACTERS
     limit = judge.settings.get("max_tokens")
-    return Calls(len(lengths), sum(lengths) / CHARACTERS, None if limit is None else len(lengths) * limit)
+    words = f"{len(questions):,} calls, about {tokens:,.0f} tokens in"
+    words += "" if limit is None else f", at most {len(questions) * limit:,} out"
+    if (cost := price(tokens, len(questions) * (limit or 0), prices)) is not None:
+        words += f", cost about {cost:,.2f}" + (" and the answers'" if limit is None else "")
+    return words

@@ -38,7 +38,6 @@ class Opinion:
     billed: Tokens = NO_TOKENS
     """Tokens of all requests for it, in this and earlier calls; see ``endpoint.Answer``."""
     now: Tokens = NO_TOKENS
-    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,10 @@ def tokens_of(verdicts: Iterable[Verdict]) -> tuple[Tokens, Tokens]:
     return sum((one.billed for one in opinions), NO_TOKENS), sum((one.now for one in opinions), NO_TOKENS)
 
 
-def by_scores(first: float, second: float, cached: bool = False) -> Verdict:
+def by_scores(first: float, second: float) -> Verdict:
     """Return the verdict for the response with the higher score; equal scores prefer neither."""
     better: Preference = "first" if first > second else "second" if second > first else "none"
-    return Verdict((Opinion(better, f"scores {first:.6g} and {second:.6g}", cached=cached),) * 2)
+    return Verdict((Opinion(better, f"scores {first:.6g} and {second:.6g}"),) * 2)
 
 
 class PairJudge(ABC):
@@ -156,7 +155,7 @@ class EndpointJudge(PairJudge):
         ]
 
     def _opinion(self, answer: Answer, a: Preference, b: Preference) -> Opinion:
-        costs = (answer.billed, answer.now, answer.cached)
+        costs = (answer.billed, answer.now)
         if answer.text is None:
             return Opinion("none", None, answer.problem, *costs)
         letter = parse_verdict(self.task, answer.text)

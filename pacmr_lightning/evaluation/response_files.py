@@ -1,6 +1,5 @@
 """JSON Lines files of responses, and their pairing by prompt."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import local_path, obstacle, read_json_lines
+from ..files import check_writable, local_path, read_json_lines
 from .answer_store import content_key
 from .judging import Comparison
 
@@ -31,11 +30,7 @@ def output_path(output: str | Path) -> Path:
     path = local_path(output)
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
-    if found := obstacle(path.absolute().parent):
-        there, error = found
-        raise UserError(
-            f"output is {path}, but nothing can be written to {there} ({error.strerror}); name another file."
-        )
+    check_writable("output", str(output), path.absolute().parent)
     return path
 
 
@@ -74,16 +69,13 @@ def pair_rows(
             f"The rows of {with_ids} have ids and those of {without} have none; compare two files of one "
             "kind."
         )
-    lacks = []
     for here, there, a, b in ((one, other, *names), (other, one, *names[::-1])):
-        if missing := [key for key in here if key not in there]:
-            prompt = str(here[missing[0]]["prompt"])[:80]
-            kind, example = "ids", repr(missing[0])
-            if not has_ids:
-                kind, example = "responses", f"one to the prompt {prompt!r}"
-            lacks.append(f"{b} lacks {len(missing)} of the {len(here)} {kind} of {a}, such as {example}")
-    if lacks:
-        raise UserError(f"{', and '.join(lacks)}; generate both from the same prompts.")
+        if missing := [row for key, row in here.items() if key not in there]:
+            kind, column = ("ids", "id") if has_ids else ("responses", "prompt")
+            raise UserError(
+                f"{b} lacks {len(missing)} of the {len(here)} {kind} of {a}, such as that of the {column} "
+                f"{str(missing[0][column])[:80]!r}; generate both from the same prompts."
+            )
     changed = [key for key, row in one.items() if row["prompt"] != other[key]["prompt"]]
     if changed:
         raise UserError(
@@ -91,12 +83,7 @@ def pair_rows(
             f"as {changed[0]!r}; generate both from the same prompts."
         )
     return [
-        ResponsePair(
-            prompt=row["prompt"],
-            first=row["response"],
-            second=other[key]["response"],
-            id=key,
-        )
+        ResponsePair(row["prompt"], row["response"], other[key]["response"], id=key)
         for key, row in one.items()
     ]
 
@@ -108,41 +95,21 @@ def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[st
     repeats: Counter[str] = Counter()
     for number, row in enumerate(rows, 1):
         place = f"{name}, row {number}"
-        _check(row, place)
-        if (row.get("id") is None) != (rows[0].get("id") is None):
+        prompt, response, key = (row.get(column) for column in ("prompt", "response", "id"))
+        if not (isinstance(prompt, str) or _is_chat(prompt)):
+            raise UserError(f"{place}: the prompt is {prompt!r}, but it must be a text or chat messages.")
+        if not isinstance(response, str):
+            raise UserError(f"{place}: the response is {response!r}, but it must be a text.")
+        if (key is None) != (rows[0].get("id") is None):
             raise UserError(f"{place} and row 1 do not both have an id; give all rows one, or none.")
-        if row.get("id") is not None:
-            key = str(row["id"])
-            if key in keyed:
-                raise UserError(f"{place} has the id {key!r} of an earlier row; give each row its own id.")
-        else:
-            digest = content_key(row["prompt"])[:16]
+        if key is None:
+            digest = content_key(prompt)[:16]
             key = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
-        keyed[key] = row
+        if str(key) in keyed:
+            raise UserError(f"{place} has the id {key!r} of an earlier row; give each row its own id.")
+        keyed[str(key)] = row
     return keyed
-
-
-def _check(row: Mapping[str, Any], place: str) -> None:
-    for column in ("prompt", "response"):
-        if row.get(column) is None:
-            raise UserError(
-                f"{place} has no {column!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename "
-                "the column or remove the row."
-            )
-    name = row.get("id")
-    is_id = name is None or (isinstance(name, (str, int)) and not isinstance(name, bool))
-    for column, is_right, kind in (
-        ("prompt", isinstance(row["prompt"], str) or _is_chat(row["prompt"]), "a text or chat messages"),
-        ("response", isinstance(row["response"], str), "a text"),
-        ("id", is_id, "a text or a whole number"),
-    ):
-        if not is_right:
-            raise UserError(f"{place}: {column!r} is {row[column]!r}, but it must be {kind}.")
-    try:
-        json.dumps([row["prompt"], row["response"]], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{place} holds half of a surrogate pair; remove that character.") from None
 
 
 def _is_chat(prompt: object) -> bool:

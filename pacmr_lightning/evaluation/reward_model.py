@@ -18,9 +18,8 @@ from ..files import expanded
 from ..policy.chat_template import render_messages
 from ..policy.hub_access import locate, model_state
 from ..policy.limits import positions
-from ..policy.numerics import numerics
 from ..waiting import waiting
-from .answer_store import AnswerStore, content_key
+from .answer_store import AnswerStore
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
 
@@ -76,81 +75,55 @@ class RewardModelJudge(PairJudge):
         _ = self._tokenizer
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Score 2 N responses, except those whose scores are in the store."""
-        responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
-        judge = content_key(self.settings, numerics(self.device))
-        keys = [content_key(judge, *response) for response in responses]
-        stored = store.get(keys)
-        scores = stored | self._scores(
-            {key: one for key, one in zip(keys, responses, strict=True) if key not in stored}, store
+        """Score 2 N responses; nothing is stored."""
+        scores, problems = self._scores(
+            [(item.prompt, r) for item in items for r in (item.first, item.second)]
         )
         verdicts = []
-        for pair in zip(keys[::2], keys[1::2], strict=True):
-            values = [scores[key]["value"] for key in pair]
-            cached = all(key in stored for key in pair)
-            if None in values:
-                problem = next(scores[key]["problem"] for key in pair if scores[key]["value"] is None)
-                verdicts.append(Verdict((Opinion("none", None, problem, cached=cached),) * 2))
+        for i in range(0, len(scores), 2):
+            first, second = scores[i : i + 2]
+            if problem := problems.get(i) or problems.get(i + 1):
+                verdicts.append(Verdict((Opinion("none", None, problem),) * 2))
             else:
-                verdicts.append(by_scores(values[0], values[1], cached))
+                verdicts.append(by_scores(first, second))
         return verdicts
 
-    def _scores(
-        self, responses: dict[str, tuple[str | Messages, str]], store: AnswerStore
-    ) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        tokens = {}
-        for key, (prompt, response) in responses.items():
+    def _scores(self, responses: list[tuple[str | Messages, str]]) -> tuple[list[float], dict[int, str]]:
+        """Return the scores of N responses to their prompts, and by place why one has none."""
+        scores, problems, tokens = [math.nan] * len(responses), dict[int, str](), dict[int, list[int]]()
+        for place, (prompt, response) in enumerate(responses):
             try:
-                ids = judged_tokens(self._tokenizer, prompt, response)
+                tokens[place] = judged_tokens(self._tokenizer, prompt, response)
             except (TemplateError, ValueError) as error:
-                problem = f"the chat template refuses the conversation ({error})"
-            else:
-                if len(ids) <= self.max_length:
-                    tokens[key] = ids
-                    continue
-                problem = f"prompt and response are longer than max_length {self.max_length} tokens"
-            found[key] = {"value": None, "problem": problem}
+                problems[place] = f"the chat template refuses the conversation ({error})"
+        for place in [place for place, ids in tokens.items() if len(ids) > self.max_length]:
+            del tokens[place]
+            problems[place] = f"prompt and response are longer than max_length {self.max_length} tokens"
         # By length, for little padding.
-        order = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
+        order = sorted(tokens, key=lambda place: len(tokens[place]), reverse=True)
         size = self.batch_size if order and self._pad_id is not None else 1
-        with tqdm(total=len(order), desc=f"Scoring with {self.name}", disable=not order) as bar:
-            for start in range(0, len(order), size):
-                part = order[start : start + size]
-                with torch.inference_mode():
-                    logits = classified(self._model, [tokens[key] for key in part], self._pad_id or 0)
-                new = {
-                    key: {"value": value, "problem": None}
-                    if math.isfinite(value)
-                    else {"value": None, "problem": f"the score is {value}"}
-                    for key, value in zip(part, logits[:, 0].float().tolist(), strict=True)
-                }
-                store.put(new)
-                found |= new
-                bar.update(len(part))
-        return found
+        for start in tqdm(range(0, len(order), size), desc=f"Scoring with {self.name}", unit="batch"):
+            part = order[start : start + size]
+            with torch.inference_mode():
+                logits = classified(self._model, [tokens[place] for place in part], self._pad_id or 0)
+            for place, value in zip(part, logits[:, 0].float().tolist(), strict=True):
+                scores[place] = value
+                if not math.isfinite(value):
+                    problems[place] = f"the score is {value}"
+        return scores, problems
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
 
-        return self._load(
-            AutoTokenizer,
-            "has no tokenizer that can be loaded",
-            "save one beside it, or name another model",
-        )
+        return self._load(AutoTokenizer)
 
     @cached_property
     def _model(self) -> PreTrainedModel:
         from transformers import AutoModelForSequenceClassification
 
-        model, loading = self._load(
-            AutoModelForSequenceClassification,
-            "cannot be loaded",
-            "give a sequence classifier's folder or Hub id",
-            dtype=getattr(torch, self.dtype),
-            output_loading_info=True,
-        )
+        dtype = getattr(torch, self.dtype)
+        model, loading = self._load(AutoModelForSequenceClassification, dtype=dtype, output_loading_info=True)
         # transformers initialises a missing head at random, with a warning only.
         if model.config.num_labels != 1 or loading["missing_keys"]:
             raise UserError(
@@ -166,12 +139,15 @@ class RewardModelJudge(PairJudge):
             )
         return model.to(self.device).eval()
 
-    def _load(self, factory: Any, fault: str, fix: str, **options: Any) -> Any:
+    def _load(self, factory: Any, **options: Any) -> Any:
         try:
             with waiting(f"Loading {self.name}"):
                 return factory.from_pretrained(locate(self.name), **options)
         except (OSError, ValueError) as error:
-            raise UserError(f"The reward model {self.name} {fault} ({first_line(error)}); {fix}.") from None
+            raise UserError(
+                f"The reward model {self.name} cannot be loaded by {factory.__name__} ({first_line(error)}); "
+                "give the folder or Hub id of a sequence classifier with its tokenizer."
+            ) from None
 
     @cached_property
     def _pad_id(self) -> int | None:

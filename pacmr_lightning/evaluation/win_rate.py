@@ -69,9 +69,8 @@ class WinRate:
     """1 + (wins - losses) / pairs: twice the win rate that counts a tie as half a win."""
     length_controlled_win_rate: Estimate | None
     """Win rate at equal length, with ties as half a win; None if all pairs differ equally in length."""
-    length_unit: Literal["characters"]
-    """Never tokens: tokenizers differ, and servers count hidden reasoning."""
     mean_length: tuple[float, float]
+    """In characters: tokenizers differ, and servers count hidden reasoning."""
     empty: tuple[int, int]
     identical: int
     """Pairs of identical responses: ties, not judged and not in the shares below."""
@@ -141,7 +140,6 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
         loss_rate=loss,
         win_score=score,
         length_controlled_win_rate=controlled,
-        length_unit="characters",
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
         empty=(int((lengths[:, 0] == 0).sum()), int((lengths[:, 1] == 0).sum())),
         identical=len(judged) - len(verdicts),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.judge_calls import calls
+from ..evaluation.judge_calls import cost_before
 from ..evaluation.judged_files import VERDICTS, judge_pairs, read_judged, response_pairs
 from ..evaluation.response_files import read_responses
 from ..evaluation.win_rate import OUTCOMES, outcome_rates
@@ -67,7 +67,7 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
         line = f"Judging {len(left)} comparisons of {number:,} pairs in all with {judge.name}"
         if questions := judge.questions(asked, answers):
             known = 2 * len(asked) - len(questions)
-            line += f": {calls(judge, questions).sentence(prices)}"
+            line += f": {cost_before(judge, questions, prices)}"
             line += f"; {number - len(asked):,} pairs are identical, {known:,} answers stored or the same"
         print(f"{line}.", file=sys.stderr)
         for cell, anchor in left:

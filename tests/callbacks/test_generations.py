@@ -131,7 +131,7 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
         predict(new=250)
     with pytest.raises(UserError, match=r"output is a.txt, but it must be a file ending in .jsonl"):
         predict(output="a.txt")
-    with pytest.raises(UserError, match=r"but nothing can be written to .*config.json"):
+    with pytest.raises(UserError, match=r"config.json is a file and no folder"):
         predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
     with pytest.raises(UserError, match="top_p is 2"):
         predict(top_p=2.0)
@@ -221,7 +221,7 @@ def test_the_command_line(command, tmp_path, capsys, monkeypatch):
     assert {path.name for path in output.parent.iterdir()} == names
     for options, message in (
         (["--generation.temperature", "-1"], "temperature is -1"),
-        (["--generation.output", str(output / "a.jsonl")], "nothing can be written"),
+        (["--generation.output", str(output / "a.jsonl")], "is a file and no folder"),
         (["--data.predict_prompts", "0"], "predict_prompts is 0"),
         (["--generation.top_q", "1"], "--generation.top_q: unknown option"),
     ):

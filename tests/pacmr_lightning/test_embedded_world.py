@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,10 +13,6 @@ from pacmr_lightning.errors import UserError
 @pytest.fixture(params=[0, 1, 7])
 def world(request):
     return World(request.param)
-
-
-def random_response(rng):
-    return " " + " ".join(rng.permutation(ATTRIBUTES)[:4])
 
 
 def test_words_and_prompts(world):
@@ -38,28 +31,15 @@ def test_rewording_keeps_the_meaning_and_no_word_of_topic_or_mood(world):
         assert world.reword(other) == prompt
         before, after = (set(text.rstrip(":").split()) & content for text in (prompt, other))
         assert len(before) == len(after) == 2 and not before & after
-
-
-def test_gold_reward_is_exactly_the_same_under_every_wording(world):
-    rng = np.random.default_rng(0)
-    for topic, mood in itertools.product(TOPICS, MOODS):
-        response = random_response(rng)
-        rewards = {
-            world.gold_reward(f"Describe the {t} in a {m} mood:", response)
-            for t, m in itertools.product(topic, mood)
-        }
-        assert len(rewards) == 1
-
-
-def test_gold_reward_depends_on_topic_mood_and_attributes(world):
-    def reward(topic="ocean", mood="calm", response=" bright cold deep wild"):
-        return world.gold_reward(f"Describe the {topic} in a {mood} mood:", response)
-
-    others = reward("storm"), reward(mood="sad"), reward(response=" bright cold deep vast")
-    assert reward() not in others and reward() == reward(response="wild deep\tcold  bright ")
+        # Exactly, whatever the order of the sum.
+        assert world.gold_reward(other, " wild cold vast") == world.gold_reward(prompt, " vast wild cold")
 
 
 def test_gold_reward_of_free_text(world):
+    """It depends on topic, mood and attributes."""
+    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
+    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
+    assert len(np.unique(world.rewards)) == world.rewards.size == 6 * 6 * 16
     prompt = world.prompts()[17]
     table = dict(zip(ATTRIBUTES, world.rewards[0, 2], strict=True))
     assert prompt.split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
@@ -75,26 +55,16 @@ def test_gold_reward_of_free_text(world):
         assert world.gold_reward(f" {prompt}\n", response) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "prompt", ["", "Hello", "Describe the ocean in a green mood:", "describe the ocean in a calm mood:"]
-)
-def test_unknown_prompt(prompt):
-    for ask in (World().reword, lambda p: World().gold_reward(p, " cold")):
-        with pytest.raises(UserError, match="not of the synthetic benchmark; write it like") as caught:
-            ask(prompt)
-        assert repr(prompt) in str(caught.value)
-
-
-def test_bad_numbers():
+def test_bad_input():
+    for prompt in ("", "Describe the ocean in a green mood:"):
+        for ask in (World().reword, lambda p: World().gold_reward(p, " cold")):
+            with pytest.raises(UserError, match="not of the synthetic benchmark; write it like") as caught:
+                ask(prompt)
+            assert repr(prompt) in str(caught.value)
     with pytest.raises(UserError, match="is -1"):
         World(-1)
     with pytest.raises(UserError, match="is -2"):
         next(World().preference_rows(1, -2))
-
-
-def test_rewards_are_centred_and_of_one_scale(world):
-    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
-    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
 
 
 def test_preference_rows(world):
@@ -112,15 +82,11 @@ def test_preference_rows(world):
         assert row["eta"] == pytest.approx(1 / (1 + math.exp(rejected - chosen)), abs=1e-12)
 
 
-def test_labels_are_informative_but_not_certain(world):
-    eta = np.array([row["eta"] for row in world.preference_rows(4000, 3)])
-    assert 0.85 < np.maximum(eta, 1 - eta).mean() < 0.9
-
-
 def test_eta_is_calibrated(world):
     """Among pairs whose better response wins with probability p, it is chosen in a share p of the rows."""
     eta = np.array([row["eta"] for row in world.preference_rows(8000, 4)])
     better = np.maximum(eta, 1 - eta)
+    assert 0.85 < better.mean() < 0.9, "labels are informative, but not certain"
     for low, high in itertools.pairwise(np.linspace(0.5, 1, 6)):
         here = (better >= low) & (better < high)
         error = (eta[here] > 0.5).mean() - better[here].mean()
@@ -134,18 +100,6 @@ def test_rows_are_streams_that_differ_by_seed_and_kind():
     first, second = ([row["prompt"] for row in world.preference_rows(50, seed)] for seed in (1, 2))
     assert first != second != [row["prompt"] for row in world.sft_rows(50, 2)]
     assert (World(0).rewards != World(1).rewards).all()
-
-
-def test_the_same_rows_in_another_process():
-    script = (
-        "from pacmr_lightning.embedded_world import World;"
-        "print(list(World(3).preference_rows(20, 1)), list(World(3).sft_rows(20, 1)))"
-    )
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    environment = os.environ | {"PYTHONHASHSEED": seed}
-    command = [sys.executable, "-c", script]
-    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert there == f"{list(World(3).preference_rows(20, 1))} {list(World(3).sft_rows(20, 1))}\n"
 
 
 def test_the_same_rows_on_every_machine():

@@ -1,5 +1,6 @@
 """``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from datasets import load_dataset
 
-from pacmr_lightning.analysis.last_pass import last_pass
-from pacmr_lightning.audit import cross_fit, pipeline, scored_pairs
+from pacmr_lightning.audit import cross_fit, scored_pairs
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
-from pacmr_lightning.audit.scored_pairs import _probe_or_policy
-from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
@@ -71,59 +68,16 @@ def test_files(run, capsys):
     groups = pd.read_csv(folder / "groups.csv")
     for name, part in groups.groupby("grouping"):
         assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
-    assert pd.read_csv(folder / "suspect_traits.csv").columns.tolist() == [*COLUMNS, "rule"]
+    assert pd.read_csv(folder / "shortcuts.csv").columns.tolist()[:2] == ["kind", "trait"]
     page = (folder / "report.html").read_text()
     by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
     for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
         assert f"<td>{name}</td><td>{count}</td>" in by
-    assert "have in common</h2>" in page and "<h2>By category</h2>" in page
+    assert "<h2>By category</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "noise_rate 0.3" in shown and f"{PAIRS} labels" in shown
     assert not list(run.rglob("*.partial"))
-
-
-def test_rates_that_an_objective_learned_of_annotators(run):
-    """The loss of a pair has its annotator's rate in it."""
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["init_args"]["objective"] = {"class_path": "AnnotatorRPOEM", "init_args": {"beta": 1.0}}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    path = run / "checkpoints/last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["objective"] = {"estimated_rate": 0.2, "annotator_rates": {"a0": 0.11, "a2": 0.33}}
-    torch.save(checkpoint, path)
-    table = audit(run, "policy").set_index("annotator")
-    rates = table.index.map({"a0": 0.11, "a1": 0.2, "a2": 0.33})
-    w = 1 / (1 + rates / (1 - rates) * np.exp(-table["u"]))
-    expected = w * np.log1p(np.exp(-table["u"])) + (1 - w) * np.log1p(np.exp(table["u"]))
-    np.testing.assert_allclose(table["loss"], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_labels_against_the_policy(run, capsys):
-    table = audit(run, "policy").set_index("id")
-    traits = pd.read_csv(run / "audit/suspect_traits.csv").set_index("trait")
-    against = table["u"] < 0
-    rows = {row["id"]: row for row in as_trained(run)}
-    for word in traits.index[traits["kind"] == "word"]:
-        first, second = (
-            np.array([word in rows[name][side].lower().split() for name in table.index])
-            for side in ("chosen", "rejected")
-        )
-        decided = against & (first != second)
-        assert traits.loc[word, "suspected"] == decided.sum()
-        assert traits.loc[word, "in_suspected"] == pytest.approx(first[decided].mean())
-    assert (traits["kind"] == "word").sum() >= 5, "words were compared"
-    assert "contradicted labels" in " ".join(capsys.readouterr().out.split())
-    page = (run / "audit/report.html").read_text()
-    assert "What contradicted labels have in common" in page
-
-
-def test_the_reference_is_not_asked_again(run, monkeypatch):
-    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["reference"] == "live"
-    first = audit(run)
-    monkeypatch.setattr(PolicyModel, "reference", lambda self: pytest.fail("the reference was asked"))
-    again = audit(run)
-    pd.testing.assert_frame_equal(again, first)
 
 
 def only_part(run):
@@ -151,22 +105,18 @@ def test_linear_probe(run, monkeypatch):
 
 @pytest.mark.parametrize(("side", "judge"), [(1, "u"), (-1, "linear probe")])
 def test_who_judges_by_default(run, capsys, side, judge):
+    """By u of each pair's first visit; a pair without a visit was never trained on."""
     part = only_part(run)
-    pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
+    visits = pd.read_parquet(part).iloc[1:]
+    later = visits.assign(u=-side * 5.0, step=visits["step"] + 100)
+    pd.concat([visits.assign(u=side * 5.0), later]).to_parquet(part)
     audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
     said = " ".join(capsys.readouterr().out.split())
-    assert f"Scorer: {judge}. Agreement with" in said and f"each pair {50 + side * 50}% (signed ranks" in said
+    share = re.search(rf"Scorer: {judge}. Agreement with .* each pair (\d+)% \(signed ranks", said)[1]
+    assert abs(int(share) - 50 - side * 50) < 10
     seen = "u comes from a policy that was trained on these labels, wrong ones included."
     assert (seen in said) == (judge == "u")
-
-
-def test_what_a_policy_had_not_seen():
-    """Its u at the first visit of a pair; a pair without a visit was never trained on."""
-    pairs = pd.DataFrame({"id": list("abc"), "u": [9.0, 9.0, -2.0], "probe_u": [1.0, 2.0, 4.0]})
-    visits = pd.DataFrame({"id": list("baab"), "u": [-3.0, -1.0, 9.0, 9.0]})
-    scorer, why = _probe_or_policy(pairs, visits)
-    assert scorer == "probe" and "linear probe 100%, policy before its first update on each pair 0%" in why
 
 
 def test_micro_batches_of_a_loaded_run(run):
@@ -175,20 +125,6 @@ def test_micro_batches_of_a_loaded_run(run):
     assert load_run(found, as_trained=True)[0].micro_batch_size == 4
     found.model["init_args"]["micro_batch_size"], found.data["init_args"]["global_batch_size"] = None, 4096
     assert load_run(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
-
-
-def test_other_labels_and_another_adapter(run, monkeypatch):
-    """Swapped labels need no computation, and another adapter on the same reference is another model."""
-    _, module, data, _ = loaded(run)
-    before = last_pass(module, data.train_pairs)
-    monkeypatch.setattr(PolicyModel, "log_probs", lambda *_: pytest.fail("asked again"))
-    data.train_pairs.swapped = [not swap for swap in data.train_pairs.swapped]
-    data.train_pairs.reference = data.train_pairs.reference[:, ::-1].copy()
-    np.testing.assert_allclose(last_pass(module, data.train_pairs)["u"], -before["u"], rtol=1e-4)
-    with torch.no_grad():
-        next(iter(module.policy.adapter().values())).mul_(2)
-    with pytest.raises(pytest.fail.Exception, match="asked again"):
-        last_pass(module, data.train_pairs)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +210,7 @@ def test_the_policy_itself_with_a_known_rate(run):
     k = (np.log(p / (1 - p)) - np.log(0.7 / 0.3)) / table["u"][p.index]
     assert k.min() > 0 and k.max() == pytest.approx(k.min(), rel=1e-3)
     methods = pd.read_csv(run / "audit/methods.csv")
-    assert methods["method"].tolist() == ["u", "cleanlab on u"]
+    assert methods["method"].tolist() == ["u"]
     assert "at a given rate of random flips of 30.0%" in (run / "audit/report.html").read_text()
 
 
@@ -292,56 +228,18 @@ def test_dpo_scorer_and_both_in_the_table(run):
     assert methods[:2] == ["u", "cross-fitted u"]
 
 
-@pytest.fixture
-def three_suspects(monkeypatch):
-    """64 pairs are too few to predict labels: only that is replaced here."""
-    real = pipeline.find
-
-    def three_suspects(*arguments):
-        found = real(*arguments)
-        found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "swap", "keep")
-        return found
-
-    monkeypatch.setattr(pipeline, "find", three_suspects)
-
-
-@pytest.mark.parametrize("action", ["drop", "swap"])
-def test_cleaned(action, run, tmp_path, capsys, three_suspects):
-    table = audit(run, cleaned=str(tmp_path / "clean.jsonl"), action=action)
-    suspected = set(table["id"][:3])
-    expected = []
-    for row in as_trained(run):
-        if row["id"] not in suspected:
-            expected.append(row)
-        elif action == "swap":
-            expected.append(row | {"chosen": row["rejected"], "rejected": row["chosen"]})
+def test_cleaned(run, tmp_path, capsys):
+    table = audit(run, "policy", noise_rate=0.3, cleaned=str(tmp_path / "clean.jsonl"), action="swap")
+    suspected = set(table["id"][table["suggested"] == "swap"])
+    expected = [
+        row | {"chosen": row["rejected"], "rejected": row["chosen"]} if row["id"] in suspected else row
+        for row in as_trained(run)
+    ]
     found = read_lines(tmp_path / "clean.jsonl")
     for name in ("id", "chosen", "rejected", "annotator"):
         assert [row[name] for row in found] == [row[name] for row in expected]
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"3 labels {'swapped' if action == 'swap' else 'dropped'}" in shown
-        and "without noise options" in shown
-    )
-
-
-# Of what TRL calls by old names.
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
-    trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
-
-    monkeypatch.chdir(tmp_path)
-    table = audit(run, "policy", noise_rate=0.3, cleaned="cleaned.jsonl", action="drop")
-    dropped = int(table["suggested"].eq("swap").sum())
-    rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
-    written = read_lines("cleaned.jsonl")
-    assert dropped > 0 and len(rows) == len(written) == len(table) - dropped
-    options = {"output_dir": "cleaned", "max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True}
-    options |= {"report_to": [], "save_strategy": "no", "bf16": False, "max_length": None}
-    options["gradient_checkpointing"] = False
-    model = str(finished.parent / "model")
-    trainer = trl.DPOTrainer(model, args=trl.DPOConfig(**options), train_dataset=rows)
-    assert trainer.train().global_step == 2
+    assert f"{len(suspected)} labels swapped" in shown and "without noise options" in shown
 
 
 def test_as_trained_keeps_clean_pairs_out(run):
@@ -361,18 +259,12 @@ def test_as_trained_keeps_clean_pairs_out(run):
     ("options", "message"),
     [
         ("--threshold 1.5", "threshold is 1.5"),
-        ("--top -1", "top is -1"),
         ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
-        ("--cleaned /dev/null/x.jsonl", "cleaned is /dev/null/x.jsonl, but /dev/null is a file"),
-        ("--noise_rate 0.5", "noise_rate is 0.5"),
         ("--cleaned a.parquet --action drop", "ending in"),
-        ("--micro_batch_size 0", "micro_batch_size is 0"),
         ("--beta 1", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
-        ("--sample -1", "sample is -1, but it must be at least 0"),
         ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
         ("--decisions {strange}", "has a decision on 'nobody', which is no training pair here"),
-        ("--decisions {run}/config.yaml", "line 1 is not JSON"),
         (
             "--cleaned {strange} --decisions {strange}",
             "strange.jsonl, which is the file of decisions; name another file",
@@ -384,19 +276,6 @@ def test_bad_input(options, message, run, tmp_path, capsys):
     words = options.format(strange=strange, run=run).split()
     assert message in refused(capsys, "audit", run, *words)
     assert not (run / "audit").exists()
-
-
-def test_dpo_run_has_no_weights(run):
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["init_args"]["weighting"] = {"class_path": "Unweighted"}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
-    part = only_part(run)
-    part.unlink()
-    table = audit(run)
-    assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "u"
-    assert table["cross_fit_u"].isna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
 
 
 def test_too_few_pairs(run, capsys, monkeypatch):

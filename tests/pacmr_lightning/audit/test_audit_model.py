@@ -96,7 +96,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     page = Path("again/report.html").read_text()
     assert "The score is learned from 120 decisions" in page and "weighted by the decisions by hand" in page
     methods = pd.read_csv("found/methods.csv")["method"].tolist()
-    assert methods == ["linear probe", "cleanlab on linear probe"]
+    assert methods == ["linear probe"]
     page = Path("found/report.html").read_text()
     cleaned = [row["id"] for row in read_lines("found/cleaned.jsonl")]
     assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
@@ -149,7 +149,6 @@ PROBE = {"scorer": "probe"}
         ("whole", {}, "whole is a whole model, not an adapter, so its reference is unknown"),
         ("adapter", {**PROBE, "reference": "whole", "beta": None}, "reference is whole, but a linear probe"),
         ("adapter", PROBE, "beta is 1.0, but a linear probe has no reference and no beta"),
-        ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "dpo"}, "scorer is dpo, but adapter is a model and no run; use --scorer"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
@@ -170,24 +169,14 @@ def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
     assert "run is a run, which has its own pairs; leave it out" in said
 
 
-def test_a_file_name_is_enough_from_python(finished, train_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = whole_audit(finished.parent / "model", str(train_file))
-    assert found.files["report.html"] == Path("audit/report.html") and Path("audit/report.html").is_file()
-    assert list(found.table["probe_u"]) == list(found.table["u"])  # a base model is scored by a probe
-    Path("audit").rename("other")
-    Path("audit").touch()
-    with pytest.raises(UserError, match=r"output is audit, but .*audit is a file and no folder"):
-        whole_audit(finished.parent / "model", train_file)
-
-
 def test_a_name_that_is_no_file_is_a_dataset():
     assert isinstance(pairs_of("owner/pairs"), HubPreferences)
     for name in ("missing.jsonl", "folder/rows.parquet"):
         assert isinstance(pairs_of(name), Files), "so that what is said is of a missing file"
 
 
-def test_from_python(finished, train_file, tmp_path):
+def test_from_python(finished, train_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, noise_rate=0.3))
     assert found.noise_rate == 0.3
@@ -196,26 +185,18 @@ def test_from_python(finished, train_file, tmp_path):
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
     )
     assert all(path.is_file() and path.parent == tmp_path / "found" for path in found.files.values())
-    unknown = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output))
+    # A file's name is enough.
+    unknown = whole_audit(finished.parent / "model", str(train_file))
     assert unknown.noise_rate is None and "cannot be predicted from the scores" in unknown.statement
     assert unknown.suspected.empty and unknown.with_texts().columns.tolist()[3:] == SIDES
+    assert unknown.files["report.html"] == Path("audit/report.html") and Path("audit/report.html").is_file()
+    Path("audit").rename("other")
+    Path("audit").touch()
+    with pytest.raises(UserError, match=r"output is audit, but .*audit is a file and no folder"):
+        whole_audit(finished.parent / "model", train_file)
 
 
 SIDES = ["prompt", "chosen", "rejected"]
-
-
-def test_suspected_pairs_with_their_texts(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = {row["id"]: row for row in (by_one_word(i, wrong=i % 4 == 0) for i in range(240))}
-    found = whole_audit(finished.parent / "model", write_lines(tmp_path / "pairs.jsonl", rows.values()))
-    table = found.suspected
-    assert set(table["id"]) == {name for name in rows if int(name) % 4 == 0}
-    assert table["p"].is_monotonic_increasing and table["p"].max() < 0.5
-    assert table["suggested"].eq("swap").all() and table.columns.tolist() == ["id", "p", "suggested"]
-    assert f"would probably contradict {len(table)} of 240 labels" in found.statement
-    texts = found.with_texts()
-    assert texts[table.columns].equals(table)
-    assert texts[SIDES].to_dict("records") == [{n: rows[i][n] for n in SIDES} for i in table["id"]]
 
 
 def test_the_example_of_the_docstring(finished, tmp_path, monkeypatch):

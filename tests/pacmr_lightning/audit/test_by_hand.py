@@ -10,7 +10,7 @@ import torch
 
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.combination import VIEWS
-from pacmr_lightning.audit.decisions import SampleEstimate, random_sample
+from pacmr_lightning.audit.decisions import random_sample, sample_estimate
 from pacmr_lightning.audit.pipeline import conclude
 from pacmr_lightning.audit.scored_pairs import ScoredPairs
 from pacmr_lightning.batch import LogProbs
@@ -79,10 +79,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
     table = audit(decisions=audit.decide("sample.jsonl", rows))
     said = said_by(capsys)
     count = sum(audit.wrong[row["id"]] for row in audit.drawn)
-    low, high = SampleEstimate(count, SAMPLE - count, 0, 0).interval
-    assert low < sum(audit.wrong.values()) / N < high
-    share = f"Of {SAMPLE} randomly sampled labels that were reviewed by hand, {count} are wrong: "
-    share += f"{count / SAMPLE:.1%} (95% interval {low:.1%} to {high:.1%})."
+    share = sample_estimate(["swap"] * count + ["keep"] * (SAMPLE - count))
     assert share in said and share in (audit.folder / "report.html").read_text()
     assert f"The score is learned from {len(rows)} decisions: " in said
 
@@ -97,14 +94,24 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_few_decisions(audit, plain, capsys):
-    """They set p of their own pairs, and leave the score as it is."""
+    """They set p of their own pairs alone. A random sample comes first on the page."""
     few = [row | {"sample": False} for row in audit.drawn[:10]]
-    table = audit(decisions=audit.decide("few.jsonl", few))
+    table = audit(decisions=audit.decide("few.jsonl", few), sample=7)
     said = said_by(capsys)
     assert "10 labels are decided as right or wrong; from 30 on they also improve the score." in said
     assert "randomly sampled labels" not in said
     rest = [name for name in table.index if name not in {row["id"] for row in few}]
     assert table["p"][rest].to_dict() == plain["p"][rest].to_dict()
+    page = (audit.folder / "report.html").read_text()
+    found = [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', page)]
+    drawn = random_sample(audit.pairs["id"].tolist(), 7)
+    suspected = [name for name in table.index[:5] if name not in drawn]
+    assert [(pair["id"], pair["sample"]) for pair in found] == [
+        *((name, True) for name in drawn),
+        *((name, False) for name in suspected),
+    ]
+    for pair in found:
+        assert pair["observed"] == ("rejected" if audit.wrong[pair["id"]] else "chosen")
 
 
 @pytest.mark.parametrize("action", [None, "drop", "swap"])
@@ -147,16 +154,3 @@ def test_weights_of_decided_pairs(audit, make_batch):
         left = table["p_majority"][names[3]]
         expected = [1, 0, 0.5 if soft else 0, float(left >= 0.5) if hard else left]
         assert found == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_sample_to_read(audit):
-    table = audit(top=5, sample=7)
-    drawn = random_sample(audit.pairs["id"].tolist(), 7)
-    page = (audit.folder / "report.html").read_text()
-    found = [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', page)]
-    suspected = [name for name in table.index[:5] if name not in drawn]
-    assert [pair["id"] for pair in found] == [*drawn, *suspected]
-    assert [pair["sample"] for pair in found] == [True] * 7 + [False] * len(suspected)
-    for pair in found:
-        assert pair["observed"] == ("rejected" if audit.wrong[pair["id"]] else "chosen")
-    assert page.count("<article") == len(found) and "random pair 7 of 7" in page

@@ -57,19 +57,12 @@ def world(strength, rate, seed):
     return seen * label, wrong
 
 
-def selected(u, how, number):
-    order = {"random": np.random.default_rng(0).permutation(N), "suspicious": np.argsort(u)}
-    return (order | {"uncertain": np.argsort(np.abs(u))})[how][:number]
-
-
-@pytest.mark.parametrize("how", ["random", "suspicious", "uncertain"])
-@pytest.mark.parametrize("rate", [0.1, 0.4])
 @pytest.mark.parametrize(("strength", "least"), [(2.0, 0.06), (0.0, -0.01)])
-def test_what_fifty_decisions_gain_on_the_others(how, rate, strength, least):
+def test_what_fifty_decisions_gain_on_the_others(strength, least):
     gains = []
     for seed in range(8):
-        (u, *others), wrong = world(strength, rate, seed)
-        places = selected(u, how, 50)
+        (u, *others), wrong = world(strength, 0.1 + 0.3 * (seed % 2), seed)
+        places = (np.argsort(u) if seed % 4 > 1 else np.random.default_rng(0).permutation(N))[:50]
         truth = np.zeros(N, dtype=int)
         truth[places] = np.where(wrong[places], -1, 1)
         score, _ = combined_score(u, np.stack(others, axis=1), truth)

@@ -1,4 +1,4 @@
-"""Decisions and audits belong to the texts of pairs, whatever their ids and the names of files."""
+"""Decisions belong to the texts of pairs, whatever their ids."""
 
 import html
 import json
@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.refine import refine
 
-from ...conftest import read_lines, write_lines
+from ...conftest import write_lines
 from .conftest import fit, refused
 
 
@@ -55,50 +53,6 @@ def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
     cli.main(audit(2, "by hand", "--decisions", str(write_lines(tmp_path / "hand.jsonl", by_hand))))
     said = " ".join(capsys.readouterr().err.split())
     assert "8 of 8 decisions name no hash of their texts" in said
-
-
-def test_refine_follows_the_decisions_and_not_their_file(first, capsys):
-    file = first.with_name("decisions.jsonl")
-    names = pd.read_parquet(first / "noise_mask.parquet")["id"][:10].tolist()
-    decide = lambda word, path: write_lines(path, [{"id": name, "decision": word} for name in names])  # noqa: E731
-    options = ["--scorer", "policy", "--noise_rate", "0.3"]
-    decide("swap", file)
-    cli.main(["audit", str(first), *options, "--decisions", str(file)])
-    moved = Path(decide("swap", file.with_name("moved.jsonl")))
-    capsys.readouterr()
-    again = refine(
-        str(first), str(first.with_name("a")), decisions=str(moved), scorer="policy", noise_rate=0.3
-    )
-    assert "is reused" in capsys.readouterr().err, "another file, but the same decisions"
-    used = pd.read_parquet(again / "audit" / "pairs.parquet").set_index("id")["decision"]
-    assert set(used[names]) == {"swap"}
-    decide("keep", file)
-    again = refine(
-        str(first), str(first.with_name("b")), decisions=str(file), scorer="policy", noise_rate=0.3
-    )
-    assert "is reused" not in capsys.readouterr().err
-    used = pd.read_parquet(again / "audit" / "pairs.parquet").set_index("id")["decision"]
-    assert set(used[names]) == {"keep"}
-
-
-def test_a_second_pass_on_changed_texts(finished, tmp_path, capsys):
-    """An audit of a file does not fit what the file has become."""
-    data = write_lines(tmp_path / "pairs.jsonl", rows_of(1, 64))
-    run = fit(finished, tmp_path / "run", "--data.source.train", str(data), "--trainer.max_epochs", "1")
-    cli.main(["audit", str(run), "--noise_rate", "0.3", "--scorer", "policy"])
-    rows = read_lines(data)
-    rows[5]["chosen"] += " and deep"
-    write_lines(data, rows)
-    table = [
-        "--model.weighting",
-        "AuditedWeights",
-        "--model.weighting.audit",
-        str(run / "audit/pairs.parquet"),
-    ]
-    with pytest.raises(SystemExit):
-        fit(finished, tmp_path / "again", "--data.source.train", str(data), *table)
-    assert "saw 1 of 64 training pairs with other texts (5 for one); audit a run" in capsys.readouterr().err
-    assert not (tmp_path / "again" / "summary.json").exists()
 
 
 def test_annotators_with_numbers_for_names(finished, tmp_path):

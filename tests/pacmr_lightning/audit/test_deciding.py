@@ -3,11 +3,12 @@
 import json
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from pacmr_lightning.audit.decisions import Texts, random_sample, read_decisions
 from pacmr_lightning.audit.html_report import html_report
-from pacmr_lightning.audit.suspect_traits import COLUMNS
+from pacmr_lightning.audit.shortcuts import shortcuts
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
@@ -24,8 +25,6 @@ NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new D
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    import pandas as pd
-
     pairs = frame(300)
     pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
@@ -33,7 +32,7 @@ def listed(tmp_path_factory):
     drawn = random_sample(pairs["id"].tolist(), 2)
     suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
     texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
-    page = html_report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
+    page = html_report(found, "runs/a", texts, [], shortcuts(np.arange(2), ["a"] * 2, ["b"] * 2), drawn)
     folder = tmp_path_factory.mktemp("deciding")
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html", [*drawn, *suspected], pairs.set_index("id")["observed"]
@@ -73,8 +72,6 @@ def test_by_key(page, listed, tmp_path):
         "(r => [r.top, r.bottom])(document.querySelector('[aria-current]').getBoundingClientRect())"
     )
     assert 0 <= top < 100 and bottom > top, "it is in view"
-    assert page.value("document.activeElement === document.querySelector('[aria-current]')")
-    assert page.value("getComputedStyle(document.querySelector('[aria-current]')).outlineStyle") == "solid"
     page.press("k", modifiers=2)  # with Ctrl it is the browser's
     assert page.value(COUNT) == "3 of 5 decided; 2 of 2 in the random sample"
     page.press("p", "d")
@@ -83,55 +80,51 @@ def test_by_key(page, listed, tmp_path):
     page.press("k")
     assert page.value(DECIDED)[2] is None and page.value(CURRENT) == 2, "out of view: shown again first"
     page.press("k")
-    found = read_decisions(str(saved(page, tmp_path)))
-    assert found.words == dict(zip(ids, ("swap", "unsure", "keep"), strict=False))
-    assert found.observed == {name: observed[name] for name in ids[:3]}
-    assert found.texts == {name: f"texts of {name.rpartition(' ')[2]}" for name in ids[:3]}
-    assert found.sample == set(ids[:2])
+    assert read_decisions(str(saved(page, tmp_path))).rows == {
+        name: {
+            **{"decision": word, "observed": observed[name], "sample": name in ids[:2]},
+            "texts": f"texts of {name.rpartition(' ')[2]}",
+        }
+        for name, word in zip(ids, ("swap", "unsure", "keep"), strict=False)
+    }
     assert "3 decisions are in decisions.jsonl" in page.value(SAID)
     asked = {urlsplit(url).scheme for url in page.requests}
     assert asked <= {"file", "data", "blob"}, "nothing is asked of a server"
     assert page.value("document.title") == "Label audit of runs/a"
 
 
-def test_by_click(page):
+def test_by_click_and_in_another_tab(page, listed, tmp_path):
+    path, ids, _ = listed
     page.click("article:nth-of-type(4) .decide button:nth-of-type(2)")
     assert page.value(DECIDED) == [None, None, None, "swap", None] and page.value(CURRENT) == 3
-    pressed = "document.querySelectorAll('article')[3].querySelector('[aria-pressed=true]').textContent"
-    assert page.value(pressed) == "X swap"
     page.click(".next")
     assert page.value(CURRENT) == 4
     page.press("k")
     assert page.value(CURRENT) == 0, "from the top again"
-
-
-def test_the_browser_keeps_them(page, listed, tmp_path):
-    path, ids, _ = listed
-    page.press("k", "x", "x")
-    page.open(path.as_uri())
-    assert page.value(DECIDED) == ["swap", "swap", None, None, None]
+    page.press("x")
+    # The browser keeps decisions for a page of these labels, which may list fewer pairs, and for no other.
     text = path.read_text(encoding="utf-8")
-    key = page.value("document.body.dataset.labels")
-    other = tmp_path / "other.html"
-    other.write_text(text.replace(key, "of other labels"), encoding="utf-8")
+    other, fewer = tmp_path / "other.html", tmp_path / "fewer.html"
+    other.write_text(text.replace(page.value("document.body.dataset.labels"), "of others"), encoding="utf-8")
     page.open(other.as_uri())
     assert page.value(DECIDED) == [None] * 5
     start, end = text.index("<article"), text.index("</article>") + len("</article>")
-    fewer = tmp_path / "fewer.html"
     fewer.write_text(text[:start] + text[end:], encoding="utf-8")
     page.open(fewer.as_uri())
-    assert page.value(DECIDED) == ["swap", None, None, None]
-    assert read_decisions(str(saved(page, tmp_path))).words == {ids[0]: "swap", ids[1]: "swap"}
+    assert page.value(DECIDED) == [None, None, "swap", "keep"]
+    assert set(read_decisions(str(saved(page, tmp_path))).words) == {ids[0], ids[3], ids[4]}
 
 
-def test_where_storage_is_refused(page, listed, tmp_path):
+def test_where_storage_is_refused_on_a_narrow_screen(page, listed, tmp_path):
     script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_STORAGE)
     page.open(listed[0].as_uri())
     page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
     assert "keeps nothing" in page.value(SAID)
     page.press("k", "k", "x")
-    assert page.value(DECIDED)[:2] == ["keep", "swap"]
     assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
+    page.picture(tmp_path / "page.png", 380, 700)
+    assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
+    assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")
 
 
 def test_a_file_is_loaded_back(page, listed, tmp_path):
@@ -152,9 +145,9 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
     said = load("good.jsonl", line(0) + line(3, decision="drop") + line(4, id="elsewhere", sample=True))
     assert said == "3 decisions loaded, 1 of them on pairs that are not on this page."
     assert page.value(DECIDED) == ["keep", None, None, "drop", None]
-    found = read_decisions(str(saved(page, tmp_path)))
+    found = read_decisions(str(saved(page, tmp_path))).rows
     # The first is of this page's sample, wherever it was decided on.
-    assert found.sample == {ids[0], "elsewhere"} and len(found.words) == 3
+    assert {name for name in found if found[name]["sample"]} == {ids[0], "elsewhere"} and len(found) == 3
     side = "chosen" if observed[ids[1]] == "rejected" else "rejected"
     for name, text, why in (
         ("no.jsonl", "[1, 2]\n", "line 1 is no decision"),
@@ -164,22 +157,3 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
     ):
         assert load(name, text) == f"{name} was not loaded: {why}."
         assert page.value(DECIDED) == ["keep", None, None, "drop", None]
-
-
-def test_without_javascript(page, listed):
-    page.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        page.open(listed[0].as_uri())
-        document = page.call("DOM.getDocument")["root"]["nodeId"]
-        html = page.call("DOM.getOuterHTML", nodeId=document)["outerHTML"]
-    finally:
-        page.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert html.count("<article") == 5 and "without it the page can be read" in html
-    assert "<button" not in html and 'class="bar"' not in html
-
-
-def test_on_a_narrow_screen(page, tmp_path):
-    page.press("k", "k")
-    page.picture(tmp_path / "page.png", 380, 700)
-    assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
-    assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")

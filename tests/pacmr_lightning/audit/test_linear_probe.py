@@ -40,18 +40,6 @@ def test_an_independent_minimiser(monkeypatch):
         assert not set(prompts[learned]) & set(prompts[judged])
 
 
-def test_a_label_has_no_part_in_its_own_prompt_s_judgement(monkeypatch):
-    monkeypatch.setattr(linear_probe, "VARIANCES", (0.1,))
-    found, prompts, _ = pairs(60)
-    before = probe_log_odds(found, prompts)
-    exchanged = found.copy()
-    exchanged[4] *= -1
-    after = probe_log_odds(exchanged, prompts)
-    np.testing.assert_allclose(after[[3, 5]], before[[3, 5]], atol=1e-6)
-    assert after[4] == pytest.approx(-before[4], abs=1e-6), "the same opinion of the responses"
-    assert np.abs(after - before).max() > 1e-3, "the others have learned from it"
-
-
 def test_agreement_is_the_share_of_walsh_averages_above_zero():
     values = np.random.default_rng(0).normal(0.3, 1, 40)
     sums = values[:, None] + values
@@ -63,14 +51,9 @@ def test_wrong_labels_are_found():
     found, prompts, flipped = pairs(3000)
     with_noise = np.concatenate([found, np.random.default_rng(1).normal(size=(3000, 100))], axis=1)
     assert roc_auc_score(flipped, -probe_log_odds(with_noise, prompts)) > 0.83
+    with_noise[:, -1] = 0  # a feature that never differs
     nothing = probe_log_odds(with_noise[:, 12:], prompts)
     assert abs(roc_auc_score(flipped, -nothing) - 0.5) < 0.04
-
-
-def test_a_feature_that_never_differs():
-    found, prompts, _ = pairs(60)
-    wider = np.concatenate([found, np.zeros((60, 1))], axis=1)
-    assert np.isfinite(probe_log_odds(wider, prompts)).all()
 
 
 def test_too_few_groups():

@@ -1,9 +1,8 @@
-"""The report: hostile text stays text, nothing is loaded from elsewhere, and a real browser agrees."""
+"""The report: hostile text stays text, and nothing is loaded from elsewhere."""
 
 import base64
 import hashlib
 import json
-import struct
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 
 from pacmr_lightning.audit.decisions import Texts
 from pacmr_lightning.audit.html_report import FOLD, html_report, verdict, visible_text
-from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
+from pacmr_lightning.audit.shortcuts import shortcuts
 
-from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
 from .test_suspected import find_with, frame
 
@@ -68,9 +66,9 @@ def page():
         second: Texts("prompt\n\n", "good", "bad"),
         drawn: Texts("which one?", "this", "that"),
     }
-    traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
-    assert traits["p_adjusted"].min() < 0.01
-    return html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits, [drawn])
+    followed = shortcuts(np.arange(600), ["good"] * 600, ["bad"] * 600)
+    assert "good" in set(followed["trait"])
+    return html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], followed, [drawn])
 
 
 def test_hostile_text_is_text(page):
@@ -101,72 +99,43 @@ def test_what_the_sample_does_not_say(page):
     assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspected
     for told in ("p 0.", "suggestion", "weight", "the label is"):
         assert told not in sample and told in suspected
-
-
-def test_long_texts_are_folded(page):
     parsed = Page(page)
-    assert parsed.tags.count("details") == 2, "of the statistics, and of a text"
+    assert parsed.tags.count("details") == 2, "of the statistics, and of a long text"
     assert VISIBLE + "x" * (FOLD // 2 - len(NASTY)) + " …" in parsed.texts
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\rb", "\x7f", "\u2028"])
-def test_every_text_can_be_written(text):
-    shown = visible_text(text)
-    assert shown.encode() and "\r" not in shown
+    for text in ("\ud800", "a\rb", "\x7f", "\u2028"):
+        assert visible_text(text).encode() and "\r" not in visible_text(text)
 
 
 def test_what_it_says():
     pairs = frame(1500)
+
+    def page_of(found):
+        return html_report(found, "runs/a", {}, [], shortcuts(np.arange(2), ["a"] * 2, ["b"] * 2))
+
     found = find_with(pairs, "dpo")
-    nothing = pd.DataFrame(columns=COLUMNS)
-    known = html_report(found, "runs/a", {}, [], nothing)
+    known = page_of(found)
     said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
-    assert said.startswith(verdict(found))
     assert known.index(said) < known.index("<details>") < known.index("AUROC")
     share, low, high = found.contradicted
     assert (
         f"A second annotator would probably contradict {found.suspected:,} of 1,500 labels. Of these "
         f"suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} to "
-        f"{high:.0%})."
+        f"{high:.0%}). Known to be wrong: {int(pairs['flipped'].sum()):,} of 1,500"
     ) in said
-    assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 1,500" in said
     rate = found.agreement
-    assert f"Rate of random flips, if the errors are such: {rate.rate:.1%} ± {rate.stderr:.1%}" in known
+    flips = f"Rate of random flips, if the errors are such: {rate.rate:.1%} (95% interval {rate.low:.1%} to "
+    assert flips in known and "<h2>By category</h2>" in known
     told = find_with(pairs, "dpo", 0.3)
     assert f"{told.suspected:,} of 1,500 labels are probably wrong; " in verdict(told)
     assert verdict(told).endswith("at a given rate of random flips of 30.0%.")
-    unknown = html_report(find_with(frame(1500, known=False), "dpo"), "runs/a", {}, [], nothing)
-    assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
-    clean = html_report(find_with(frame(1500, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
-    assert "Rate of random flips" not in clean, "there are none"
-    coins = frame(1500).assign(cross_fit_u=np.random.default_rng(0).standard_normal(1500))
-    coins = html_report(find_with(coins, "dpo"), "runs/a", {}, [], nothing)
-    assert (
-        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is"
-        in coins
-        and "the ranks say which pairs to read first" in coins
-        and "labels that the scorer contradicts most" in coins
-    )
-    without = find_with(pairs.assign(category=pd.NA), "dpo")
-    assert "<h2>By category</h2>" in known
-    assert "<h2>By category</h2>" not in html_report(without, "runs/a", {}, [], nothing)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
-def test_in_a_browser(page, tmp_path):
-    path, picture = tmp_path / "report.html", tmp_path / "report.png"
-    path.write_text(page, encoding="utf-8")
-    with chromium(tmp_path) as tab:
-        tab.open(path.as_uri())
-        dom = tab.value("document.documentElement.outerHTML")
-        tab.picture(picture, 1200, 1600)
-        asked = [url for url in tab.requests if not url.startswith("data:")]
-        assert asked == [path.as_uri()], "pictures are in the page, and nothing comes from elsewhere"
-    assert "<title>Label audit of" in dom, "no script of a row has changed it"
-    seen = Page(dom)
-    assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 1
-    assert not [a for a in seen.attributes if a[1].startswith("on")]
-    assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 1600)
-    assert len(data) > 20_000, "an empty page is smaller"
+    clean = page_of(find_with(frame(1500, rate=0.0, known=False).assign(category=pd.NA), "dpo"))
+    for without in ("AUROC", "precision", "nown to be wrong", "Rate of random flips", "<h2>By category</h2>"):
+        assert without not in clean
+    coins = pairs.assign(cross_fit_u=np.random.default_rng(0).standard_normal(1500))
+    coins = page_of(find_with(coins, "dpo"))
+    for words in (
+        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is",
+        "the ranks say which pairs to read first",
+        "labels that the scorer contradicts most",
+    ):
+        assert words in coins

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from pacmr_lightning.audit import AuditOptions, audit, pipeline
 from pacmr_lightning.evaluation.judging import GoldJudge
 
+from ...conftest import write_lines
+
 
 def test_an_audit_is_reused_with_the_same_options(tmp_path, monkeypatch):
     def conclude(scored, run, folder, options, answers):
@@ -21,6 +23,8 @@ def test_an_audit_is_reused_with_the_same_options(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "score_run", lambda run, options: SimpleNamespace(scorer="policy"))
     monkeypatch.setattr(pipeline, "conclude", conclude)
     audit(run)
+    decisions = write_lines(tmp_path / "d.jsonl", [{"id": "a", "decision": "keep"}])
+    assert pipeline.reuse(str(run), AuditOptions(output=str(second), decisions=decisions)) is None
     for other in ({"noise_rate": 0.3}, {"threshold": 0.6}, {"scorer": "probe"}, {"judges": [GoldJudge()]}):
         assert pipeline.reuse(str(run), AuditOptions(output=str(second), **other)) is None
     assert not second.exists()

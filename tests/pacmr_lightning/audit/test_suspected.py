@@ -1,6 +1,4 @@
-"""Precision, recall and confident learning against truth that is known."""
-
-import sys
+"""Ranks, suspected labels and the quality of a score against truth that is known."""
 
 import numpy as np
 import pandas as pd
@@ -8,51 +6,23 @@ import pytest
 
 from pacmr_lightning.audit.agreement import Votes, agreement
 from pacmr_lightning.audit.scorers import NAMES, SCORES
-from pacmr_lightning.audit.suspected import Detector, confident_learning, detection_quality, find
+from pacmr_lightning.audit.suspected import detection_quality, find
 
 from .test_agreement import scores
 
 
-def table(flags, methods):
-    return detection_quality(methods, pd.Series(flags, dtype="boolean")).set_index("method")
-
-
-def test_compare_by_hand():
-    suspicion = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 9.0])
-    suspected = np.array([True, True, False, False, False, True])
-    method = Detector("m", suspicion, suspected, 0.4)
-    found = table([True, False, True, False, False, None], [method]).loc["m"]
+def test_quality_by_hand():
+    u, suspected = -np.array([5.0, 4, 3, 2, 1, 9]), np.array([True, True, False, False, False, True])
+    flags = pd.Series([True, False, True, False, False, None], dtype="boolean")
+    found = detection_quality(u, suspected, flags)
     # The last pair's truth is unknown: 2 of the 5 others are suspect, one of them and 2 in all are wrong.
-    assert found["suspected"] == 3 and found["precision"] == 0.5 and found["recall"] == 0.5
+    assert (found["suspected"], found["precision"], found["recall"]) == (3, 0.5, 0.5)
     # Wrong ones at 5 and 3, right ones at 4, 2, 1: 5 of 6 comparisons are in order.
     assert found["auroc"] == pytest.approx(5 / 6)
     assert found["average_precision"] == pytest.approx((1 / 1 + 2 / 3) / 2)
-    assert found["contradicted"] == 0.4
-
-
-@pytest.mark.parametrize("flags", [[None] * 3, [False] * 3, [True] * 3])
-def test_nothing_to_divide_by(flags):
-    found = table(flags, [Detector("m", np.arange(3.0), np.zeros(3, dtype=bool))]).loc["m"]
-    assert found["suspected"] == 0 and np.isnan(found["auroc"]) and np.isnan(found["precision"])
-
-
-def test_confident_learning():
-    pytest.importorskip("cleanlab")
-    u, wrong, _ = scores(3000, 0.2, slope=1.0)
-    ids = [f"pair-{i}" for i in range(len(u))]
-    found = confident_learning("cleanlab", u, ids)
-    # u is surer of the right side than of the label, so it suspected too many, but not blindly.
-    assert wrong[found.suspected].mean() > 0.4
-    assert wrong[found.suspected].sum() / wrong.sum() > 0.5
-    # One order for all pairs would be one class, with which it cannot work.
-    assert confident_learning("cleanlab", u[:1], ids[:1]) is None
-
-
-def test_without_cleanlab(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "cleanlab"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cleanlab", None)
-    assert confident_learning("cleanlab", np.ones(3), ["a", "b", "c"]) is None
+    for flag in (None, False, True):
+        found = detection_quality(u, np.zeros(6, bool), pd.Series([flag] * 6, dtype="boolean"))
+        assert found["suspected"] == 0 and np.isnan(found["auroc"]) and np.isnan(found["precision"])
 
 
 def find_with(pairs, scorer, known=None, threshold=0.5, votes=None):
@@ -103,37 +73,3 @@ def test_suspected(scorer):
     assert found.methods["contradicted"][0] == share
     stricter = find_with(pairs, scorer, threshold=0.45)
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share
-
-
-def test_a_given_rate_of_flips():
-    """p is then the probability that a label is right."""
-    pairs = frame()
-    found, told = find_with(pairs, "dpo"), find_with(pairs, "dpo", 0.3)
-    assert told.pairs["p"].mean() == pytest.approx(0.7, abs=0.02)
-    wrong = told.pairs["flipped"][told.pairs["suggested"] == "swap"].mean()
-    share, low, high = told.contradicted
-    assert low < wrong < high
-    assert share > found.contradicted[0], "a second annotator errs at random, too"
-
-
-def test_scores_that_predict_nothing():
-    pairs = frame().assign(cross_fit_u=np.random.default_rng(0).standard_normal(2000))
-    found = find_with(pairs, "dpo")
-    assert not found.agreement.usable and found.suspected == 0 and found.cut is None
-    assert found.pairs["p"].isna().all() and found.pairs["cross_fit_u"].is_monotonic_increasing
-    assert np.isnan(found.contradicted).all() and found.doubted[0] == "contradicted labels"
-    assert found.methods["suspected"][0] == 0
-
-
-def test_ties_are_never_suspected():
-    """Half of the most doubtful pairs have one vote for each side, the others two against one."""
-    pairs = frame()
-    ties, most = np.arange(2000) % 2 == 0, np.full(2000, 3.0)
-    right = np.where(ties, 1.5, np.where(pairs["flipped"], 1, 2))
-    pairs["tie"] = ties
-    found = find_with(pairs, "dpo", votes=Votes(right, most - right, np.zeros((2000, 0))))
-    suspect = found.pairs.index[found.pairs["suggested"] == "swap"]
-    names = set(pairs["id"][ties])
-    assert len(suspect) > 100 and not names & set(found.pairs["id"][suspect])
-    tied = found.pairs[found.pairs["id"].isin(names)]
-    assert (tied["p"] < 0.5).any() and (found.pairs["p"][suspect] < 0.5).all()

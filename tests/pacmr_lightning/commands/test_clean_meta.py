@@ -89,7 +89,7 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     assert 0 < corrected < wrong
     text = capsys.readouterr().out
     for name in ("length", "same"):
-        assert printed(text, name) == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
+        assert printed(text, name) == f"{12 - wrong} {wrong} 0 0.0% 2400 240".split()
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
 
     # A judge that goes by position never finds a label wrong, and so nothing is corrected.
@@ -108,7 +108,6 @@ def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
         clean_meta(pairs, str(output), [judge()], n=10)
         contents.add(output.read_bytes())
         assert len(server.requests) == 20 and len(contents) == 1
-    assert "20 of 20" in capsys.readouterr().out
     # A larger sample asks for what is new only.
     clean_meta(pairs, str(output), [judge()], n=30)
     assert len(server.requests) == 60
@@ -124,12 +123,12 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
     assert f"1 requests failed (mostly: {problem})" in capsys.readouterr().out
     [missing] = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
     assert missing["verdicts"][0]["verdict"] == "none" and not missing["corrected"]
-    server.script = ["null"]
+    server.script = ["empty"]
     clean_meta(pairs, output, [judge()], n=10)
     said = capsys.readouterr().out
     # Of 19 answers in the first call, and of two in the second one, of which one was thrown away.
     assert "requests failed" not in said and len(server.requests) == 22
-    assert re.search(r" 2100 +210 +19 of 20", said)
+    assert re.search(r" 2100 +210", said)
     assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
 
 
@@ -229,7 +228,6 @@ def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     main([*options, str(tmp_path / "clean.jsonl"), *judges])
     assert {r["model"] for r in server.requests} == {"one", "two"} and len(server.requests) == 24
     assert all(len(row["verdicts"]) == 2 for row in read(tmp_path / "clean.jsonl"))
-    assert "6 of " in capsys.readouterr().out
 
     keys = {"task": "summary", "model": "three", "base_url": server.url, "temperature": None}
     config = {"judges": [{"class_path": "EndpointJudge", "init_args": keys}]}

@@ -127,21 +127,16 @@ class Handler(LocalHandler):
         whole, never = choice("whole"), json.dumps(choice("never seen"))
         bodies = {
             "json list": [1],
-            "no choices": good,
             "empty": choice(" \n"),
-            "null": choice(None),
             "cut short": choice("half an", "length"),
             "no reason": choice("whole", None),
             "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
             "length": choice("", "length"),
             "reasoning alone": choice(None, reasoning_content="Hm, Preferred: A"),
-            "cut reasoning": choice("<think>Hm.\nPreferred: A", "length"),
             "half a surrogate pair": choice("\ud800"),
             "content filter": choice(None, "content_filter"),
-            "filtered half": choice("half an", "content_filter"),
             "broken off": choice("half an", "error"),
             "error in the choice": choice("half an", "error", {"error": {"code": 503, "message": "late"}}),
-            "tool": choice(None, tool_calls=[{"type": "function", "function": {"name": "f"}}]),
             "refusal": choice(None, refusal="I will not judge this."),
         }
         if fault is None:
@@ -159,8 +154,6 @@ class Handler(LocalHandler):
             self.send(status, {"error": error | fields}, QUICK)
         elif fault == "status 429, retry after 1 s":
             self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
-        elif fault == "status 429, retry after an hour":
-            self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "3600"})
         elif fault == "hang":
             chat.hang(self.connection)
             self.close_connection = True

@@ -4,7 +4,6 @@ import os
 import signal
 import sqlite3
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -49,8 +48,7 @@ WRITER = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("written", [1, 7, 40])
-def test_a_kill_loses_nothing_that_was_put(written, tmp_path, forked):
+def test_a_kill_loses_nothing_that_was_put(tmp_path, forked, written=7):
     path = tmp_path / "answers.sqlite"
     writer = forked(WRITER, path, "w", 100_000)
     for _ in range(written):
@@ -65,85 +63,34 @@ def test_a_kill_loses_nothing_that_was_put(written, tmp_path, forked):
         store.put({"and": "on"})
 
 
-def test_three_processes_at_once(tmp_path, forked):
+def test_two_processes_at_once(tmp_path, forked):
     path = tmp_path / "answers.sqlite"
-    writers = [forked(WRITER, path, name, 60) for name in ("one", "two", "three")]
+    writers = [forked(WRITER, path, name, 60) for name in ("one", "two")]
     for writer in writers:
         assert writer.communicate()[1] == "" and writer.returncode == 0
     with AnswerStore(path) as store:
-        keys = [f"{name} {i} {part}" for name in ("one", "two", "three") for i in range(60) for part in "ab"]
-        assert len(store.get(keys)) == 360
+        keys = [f"{name} {i} {part}" for name in ("one", "two") for i in range(60) for part in "ab"]
+        assert len(store.get(keys)) == 240
 
 
-def test_a_full_disk(tmp_path, forked):
-    """A limit on the size of files, which SQLite meets in the middle of a transaction."""
+def test_files_that_cannot_be_used(tmp_path):
     path = tmp_path / "answers.sqlite"
-    writer = forked(
-        textwrap.dedent("""
-        import resource, sys
-        from pacmr_lightning.errors import UserError
-        from pacmr_lightning.evaluation.answer_store import AnswerStore
-
-        with AnswerStore(sys.argv[1]) as store:
-            store.put({"small": 1})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-            try:
-                store.put({f"big {i}": "x" * 10_000 for i in range(50)})
-            except UserError as error:
-                print(error)
-            print(store.get(["small", "big 0"]))
-            store.put({"small too": 2})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-            store.put({"big": "x" * 500_000})
-        """),
-        path,
-    )
-    output, errors = writer.communicate()
-    assert errors == "" and writer.returncode == 0
-    sentence, found = output.splitlines()
-    assert sentence.startswith(f"The file of answers {path} cannot be used (")
-    assert "free disk space" in sentence and found == "{'small': 1}"
-    with AnswerStore(path) as store:
-        kept = store.get(["small", "small too", "big", "big 0", "big 49"])
-    assert set(kept) == {"small", "small too", "big"}
-
-
-@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_broken_file(content, tmp_path):
-    path = tmp_path / "answers.sqlite"
-    path.write_bytes(content)
+    path.write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match=r"answers.sqlite cannot be used \(.*delete it to begin anew"):
         AnswerStore(path).get(["key"])
-    assert path.read_bytes() == content
-
-
-def test_a_file_that_was_broken_later(tmp_path):
-    path = tmp_path / "answers.sqlite"
+    assert path.read_bytes() == b"no database at all" * 100
+    path.unlink()
     with AnswerStore(path) as store:
         store.put({f"key {i}": "x" * 1000 for i in range(100)})
-    data = bytearray(path.read_bytes())
-    data[8192:] = os.urandom(len(data) - 8192)
-    path.write_bytes(data)
-    with AnswerStore(path) as store, pytest.raises(UserError, match="cannot be used"):
+    path.write_bytes(path.read_bytes()[:8192] + os.urandom(100_000))  # broken later
+    with pytest.raises(UserError, match="cannot be used"), AnswerStore(path) as store:
         store.get([f"key {i}" for i in range(100)])
-
-
-def test_another_database(tmp_path):
-    path = tmp_path / "answers.sqlite"
-    with sqlite3.connect(path) as database:
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, value TEXT)")
         database.execute("INSERT INTO answers VALUES ('key', 'no JSON')")
     database.close()
-    with AnswerStore(path) as store, pytest.raises(UserError, match=r"cannot be used \(Expecting value"):
+    with AnswerStore(other) as store, pytest.raises(UserError, match=r"cannot be used \(Expecting value"):
         store.get(["key"])
-
-
-def test_what_is_no_json_and_places_that_cannot_be_written(tmp_path):
-    with AnswerStore(tmp_path / "answers.sqlite") as store:
-        with pytest.raises(TypeError):
-            store.put({"a": 1, "b": Path()})
-        assert store.get(["a", "b"]) == {}
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "answers.sqlite"):
-        with pytest.raises(UserError, match="cannot be used"):
-            AnswerStore(path)
+    with pytest.raises(UserError, match="cannot be used"):
+        AnswerStore(tmp_path)

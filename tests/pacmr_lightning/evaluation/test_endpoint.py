@@ -1,7 +1,6 @@
 """The endpoint against a real HTTP server that misbehaves."""
 
 import asyncio
-import json
 import logging
 import random
 import re
@@ -13,7 +12,7 @@ import pytest
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
-from pacmr_lightning.evaluation.chat_completion import Tokens, read_response, without_thoughts
+from pacmr_lightning.evaluation.chat_completion import Tokens, without_thoughts
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
 from .faulty_server import SECRET
@@ -65,26 +64,20 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
         assert not other.ask(said(1), store)[0].cached and len(server.requests) == before + 1
 
 
-def test_unset_options_are_not_sent(server, store):
-    endpoint = Endpoint("judge", base_url=server.url, max_tokens=None, temperature=None)
-    assert endpoint.ask([], store) == [] and not server.requests
-    server.script = ["refusal"]  # an answer, too
-    assert endpoint.ask(said(1), store)[0].text == "I will not judge this."
-    assert set(server.requests[0]) == {"model", "messages"}
-
-
-BROKEN = "broken json/html/stream/json list/no choices/empty/null/length/half a surrogate pair"
-BROKEN += "/broken off/error in the choice/tool"
+BROKEN = "broken json/html/stream/json list/empty/length/half a surrogate pair/error in the choice"
 CUT = "cut/truncated body/hang"
 """The client itself waits half a second after these."""
 
 
-@pytest.mark.parametrize("fault", [500, 503, 429, *BROKEN.split("/"), *CUT.split("/")])
+@pytest.mark.parametrize("fault", [500, 429, *BROKEN.split("/"), *CUT.split("/")])
 def test_faults_are_retried(fault, server, store):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
     [answer] = endpoint.ask(said(1), store)
     assert answer.text == "You said: word 0" and len(server.requests) == 2
+    # What was sent, and came back without a count of tokens, may be billed.
+    uncounted = fault in ("broken json", "html", "stream", "json list", *CUT.split("/"))
+    assert answer.billed.uncounted == uncounted
 
 
 def test_the_server_says_how_long_to_wait(server, store):
@@ -95,67 +88,24 @@ def test_the_server_says_how_long_to_wait(server, store):
     assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 30
 
 
-def test_broken_answers_and_statuses_share_the_retries(server, store):
-    # Two of them were billed, and nobody knows what the page cost.
-    faults = [500, "null", 500, "html", 500, "empty"]
-    server.script = list(faults)
-    [answer] = Endpoint("judge", base_url=server.url).ask(said(1), store)
-    assert answer.text == "You said: word 0" and answer.now == Tokens(300, 30, uncounted=1)
-    assert len(server.requests) == 7
-    server.script = [*faults, "empty"]
-    # Something was answered before, so that this is no reason to stop.
-    answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
-    assert (answer.text, answer.cached) == (None, False) and "has no text" in answer.problem
-    assert answer.now == answer.billed == Tokens(300, 30, uncounted=1) and len(server.requests) == 14
-    # The next call asks again, and adds to the bill.
-    first, answer = Endpoint("judge", base_url=server.url).ask(said(2), store)
-    assert (answer.text, answer.now) == ("You said: word 1", Tokens(100, 10))
-    assert answer.billed == Tokens(400, 40, uncounted=1)
-    assert (first.now, first.billed) == (Tokens(), Tokens(300, 30, uncounted=1))
-
-
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        ("hang", f"no answer within {HANG} s"),
-        ("cut", "the connection was cut"),
-        (500, "status 500: no 500 for Bearer none"),
-        ("length", "no text within max_tokens 96; the model may need more"),
-        ("html", "the server's answer is no chat completion: 'Welcome to the proxy'"),
-        ("stream", "the server's answer is no chat completion: 'data: {"),
-        ("broken off", "the answer broke off (finish_reason error)"),
-        ("error in the choice", "status 503: late"),
-        ("filtered half", "the answer broke off (finish_reason content_filter)"),
-        ("tool", "the answer has no text"),
-    ],
-)
-def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, server, store):
-    limit = HANG if fault == "hang" else 60
-    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=1)
-    server.script = [None, fault]
-    answers = endpoint.ask(said(4), store)
-    assert [a.problem for a in answers][::2] == [None, None] and answers[1].problem.startswith(problem)
-    assert [a.text is None for a in answers] == [False, True, False, False]
-
-
-@pytest.mark.parametrize(
-    "fault", ["hang", "cut", 500, "html", "length", 429, (400, {"message": "no system role"})]
-)
+@pytest.mark.parametrize("fault", ["hang", 500, "html", (400, {"message": "'temperature' is not supported"})])
 def test_a_server_that_answers_nobody_stops_early(fault, server, store):
     server.always = fault
     limit = 0.3 if fault == "hang" else 60  # nothing that is in time is expected of a server that hangs
     endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=4)
-    with pytest.raises(UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"):
+    with pytest.raises(
+        UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"
+    ) as caught:
         endpoint.ask(said(100), store)
     assert len(server.requests) <= 8
+    assert isinstance(fault, str) or fault == 500 or "(status 400: 'temperature' is not" in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", [503, (403, {"message": "Forbidden"})])
-def test_a_server_that_breaks_down_later_stops_too(fault, server, store):
+def test_a_server_that_breaks_down_later_stops_too(server, store):
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=4)
     server.script = [None] * 10
-    server.always = fault
-    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status (503|403: Forbidden)"):
+    server.always = 503
+    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status 503"):
         endpoint.ask(said(100), store)
     assert len(server.requests) < 25
     server.always = None
@@ -177,123 +127,97 @@ def test_faults_of_single_conversations_never_stop(server, store):
 
 
 @pytest.mark.parametrize(
-    ("fault", "sentence"),
+    ("fault", "reason"),
     [
-        (401, r"refuses the API key \(status 401: .*into the environment variable MY_KEY"),
-        ((403, {"message": "Bad API key"}), r"refuses the API key \(status 403: Bad API key\); put a valid"),
-        (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
-        (402, "has no credit left"),
-        ((400, {"message": "no temperature"}), r"refuses the temperature \(.*set temperature: null\.$"),
-        (
-            {"error": {"message": "Insufficient credits", "code": 402}},
-            "no credit left .*Insufficient credits",
-        ),
+        (401, "status 401: no 401"),
+        (404, "404"),
+        ({"error": {"message": "No credits", "code": 402}}, "No credits"),
     ],
 )
-def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monkeypatch):
+def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeypatch):
     monkeypatch.setenv("MY_KEY", SECRET)
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=2, retries=1)
-    server.script = [None] * 6
+    server.script = ["empty", None, *[None] * 5]
     server.always = fault
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(
+        UserError, match=rf"refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
+    ) as caught:
         endpoint.ask(said(50), store)
     assert server.url in str(caught.value)
-    assert len(server.requests) <= 6 + 2 * 2 * 2
+    assert len(server.requests) <= 7 + 2 * 2 * 2
     server.always = None
-    assert [a.cached for a in endpoint.ask(said(50), store)].count(True) == 6
+    answers = endpoint.ask(said(50), store)
+    assert [a.cached for a in answers].count(True) == 6
+    # The stopped call has kept its bill, of the answer that was thrown away too.
+    assert fault != 401 or sum(a.billed.prompt for a in answers) == 5100
 
 
-def message(content, **fields):
-    return {"choices": [{"message": {"role": "assistant", "content": content, **fields}}]}
-
-
-def usage(**fields):
-    return {"usage": fields}
+def message(content, reason="stop", **fields):
+    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason}]}
 
 
 NO_CHOICE = {"choices": None, "usage": None}
 ALL = Tokens(100, 10)
 RAW = {"message": "Provider returned error", "metadata": {"raw": "busy", "provider_name": "P"}}
 PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "no"}]}, {"type": "text", "text": "yes"}]
-
-
-def finished(reason):
-    return {"choices": [{"message": {"content": "half"}, "finish_reason": reason}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "text", "problem", "billed"),
-    [
-        # Errors of providers inside a 200, as gateways pass them on.
-        (NO_CHOICE | {"error": RAW}, None, "status 502: Provider returned error: busy", Tokens()),
-        (NO_CHOICE | {"code": "rate_limit_daily", "message": "later"}, None, "status 502: later", Tokens()),
-        (NO_CHOICE | {"error": "out of memory"}, None, "status 502: out of memory", Tokens()),
-        ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
-        (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
-        ({"error": None}, "whole", None, ALL),
-        # Finish reasons of other providers.
-        (finished("network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
-        (finished("sensitive"), None, "the answer broke off (finish_reason sensitive)", ALL),
-        (finished("end_turn"), "half", None, ALL),
-        # Contents in parts, and what stands in the place of a content.
-        (message(PARTS), "yes", None, ALL),
-        (message(None, reasoning="Hm."), None, "the answer has no text", ALL),
-        (message({"text": "x"}), None, "the server's answer is no chat completion", ALL),
-        # Counts of a cache, of reasoning in the total only, and none.
-        (
-            usage(prompt_tokens=97, completion_tokens=2, prompt_tokens_details={"cached_tokens": 90}),
-            *("whole", None, Tokens(97, 2)),
-        ),
-        (usage(prompt_tokens=21, completion_tokens=0, total_tokens=81), "whole", None, Tokens(21, 60)),
-        (usage(prompt_tokens=21, completion_tokens=None), "whole", None, Tokens(21, 0)),
-        ({"usage": None}, "whole", None, Tokens(uncounted=1)),
-    ],
-)
-def test_what_other_servers_send(body, text, problem, billed, server, store):
-    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=1)
-    server.script = [None, body]
-    [_, answer] = endpoint.ask(said(2), store)
-    assert (answer.text, answer.billed) == (text, billed)
-    assert answer.problem is None if text else answer.problem.startswith(problem)
-    # What is no answer is asked again by the next call, and an answer never.
-    [_, answer] = endpoint.ask(said(2), store)
-    assert (answer.text, len(server.requests)) == (text or "You said: word 1", 2 if text else 3)
-    assert answer.billed == (billed if text else billed + ALL)
-
-
-REASON = "the reason"
-ERRORS = [
-    {"error": {"message": REASON}},
-    {"error": REASON},
-    {"detail": REASON},
-    {"detail": [{"loc": ["body"], "msg": REASON}]},
-    {"object": "error", "message": REASON, "code": 40301},
-    [{"error": {"message": REASON}}],
+SENT = [
+    # Errors of providers inside a 200, as gateways pass them on: what is sent, its text or problem, its bill.
+    (
+        NO_CHOICE | {"error": RAW},
+        None,
+        'status 502: {"message": "Provider returned error", "metadata"',
+        Tokens(),
+    ),
+    (NO_CHOICE | {"code": "daily", "message": "later"}, None, "status 502: later", Tokens()),
+    (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
+    ({"error": None}, "whole", None, ALL),
+    ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
+    # Finish reasons of several providers.
+    (message("<think>Hm.\nA", "length"), None, "no text within max_tokens; the model may need more", ALL),
+    (message("half", "network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
+    (message("half", "content_filter"), None, "the answer broke off (finish_reason content_filter)", ALL),
+    (message("half", "end_turn"), "half", None, ALL),
+    # Statuses, and connections that break.
+    (500, None, "status 500: no 500 for Bearer none", Tokens()),
+    ("cut", None, "the connection was cut", Tokens(uncounted=1)),
+    ("html", None, "the server's answer is no chat completion: 'Welcome to the proxy'", Tokens(uncounted=1)),
+    # Contents in parts, and what stands in the place of a content.
+    (message(PARTS), "yes", None, ALL),
+    ("hang", None, f"no answer within {HANG} s", Tokens(uncounted=1)),
+    (message(None, reasoning="Hm."), None, "the answer has no text", ALL),
+    (
+        message(None, tool_calls=[{"type": "function", "function": {"name": "f"}}]),
+        None,
+        "the answer has no",
+        ALL,
+    ),
+    (message({"text": "x"}), None, "the server's answer is no chat completion", ALL),
+    # Counts of reasoning in the total only, and none.
+    (
+        {"usage": {"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81}},
+        "whole",
+        None,
+        Tokens(21, 60),
+    ),
+    ({"usage": {"prompt_tokens": 21, "completion_tokens": None}}, "whole", None, Tokens(21, 0)),
+    ({"usage": None}, "whole", None, Tokens(uncounted=1)),
 ]
 
 
-@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 413, 429, 500, 529])
-def test_the_reason_is_told_for_every_status(status):
-    page = f"<html><style>p {{}}</style><p>{REASON}</p></html>"
-    for body in (*map(json.dumps, ERRORS), page):
-        reply, tokens = read_response(status, body.encode(), bool, 9)
-        assert (reply.problem, reply.text, tokens) == (f"status {status}: {REASON}", None, Tokens())
-
-
-def test_requests_without_a_count_are_told_apart(server, store):
-    server.script = ["cut", "truncated body", "broken json", None]
-    [answer] = Endpoint("judge", base_url=server.url, retries=3).ask(said(1), store)
-    assert answer.text == "You said: word 0" and answer.billed == Tokens(100, 10, uncounted=3)
-
-
-def test_a_stopped_call_keeps_its_bill(server, store):
-    server.script, server.always = ["empty"], 401
-    endpoint = Endpoint("judge", base_url=server.url, retries=1)
-    with pytest.raises(UserError, match="refuses the API key"):
-        endpoint.ask(said(1), store)
-    server.always = None
-    [answer] = endpoint.ask(said(1), store)
-    assert (answer.now, answer.billed) == (ALL, Tokens(200, 20))
+def test_what_servers_send(server, store):
+    """One failure among answers has its reason, and the rest goes on."""
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=1, timeout=HANG)
+    server.script = [None, *(body for body, *_ in SENT)]
+    answers = endpoint.ask(said(1 + len(SENT)), store)[1:]
+    for answer, (body, text, problem, billed) in zip(answers, SENT, strict=True):
+        assert (answer.text, answer.billed) == (text, billed), body
+        assert answer.problem is None if text else answer.problem.startswith(problem)
+    # What is no answer is asked again by the next call, which adds to the bill, and an answer never.
+    again = endpoint.ask(said(1 + len(SENT)), store)[1:]
+    for i, (answer, (body, text, _, billed)) in enumerate(zip(again, SENT, strict=True), 1):
+        assert answer.text == (text or f"You said: word {i}"), body
+        assert (answer.now, answer.billed) == ((Tokens(), billed) if text else (ALL, billed + ALL))
+    assert len(server.requests) == 1 + len(SENT) + sum(text is None for _, text, *_ in SENT)
 
 
 def test_no_server(store):
@@ -319,7 +243,7 @@ def test_answers_that_are_not_valid_are_asked_again(server, store):
     assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
 
 
-@pytest.mark.parametrize("fault", [401, 404, 400, "html"])
+@pytest.mark.parametrize("fault", [401, "html"])
 def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n")
     caplog.set_level(logging.DEBUG)
@@ -387,12 +311,8 @@ ANSWER = "Comparison: clear.\nPreferred: B"
         f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n",
         f"<reasoning>x</reasoning>\n<thought>y</thought>{ANSWER}",
         f"[THINK]x[/THINK]{ANSWER}",
-        f"<mm:think>x</mm:think>{ANSWER}",
-        f"the tag </think> is named in it\n</think>\n\n{ANSWER}",
-        f"<think></think>{ANSWER}",
         f"the beginning stood in the prompt\nPreferred: A</think>{ANSWER}",
-        f"<think>the tag <think> twice</think>{ANSWER}",
-        f"<think>one <think>in</think> the other</think>{ANSWER}",
+        f"<mm:think>one <think>in</think> the other</mm:think>{ANSWER}",
         f"<think>x</think>{ANSWER}\n<think>cut off",
         f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}<|return|>",
         f"analysisThe user wants Preferred: Aassistantfinal{ANSWER}",
@@ -402,9 +322,11 @@ def test_reasoning_does_not_count(text):
     assert without_thoughts(text) == ANSWER
 
 
-@pytest.mark.parametrize("text", ["<think>x\nPreferred: A", "<think>nothing after it</think>", "  [THINK]"])
+@pytest.mark.parametrize(
+    "text", ["<think>x\nPreferred: A", "<think>nothing after it</think>", "<|channel|>analysis<|message|>cut"]
+)
 def test_reasoning_alone_is_no_answer(text):
-    assert without_thoughts(text) == without_thoughts("<|channel|>analysis<|message|>cut") == ""
+    assert without_thoughts(text) == ""
 
 
 @pytest.mark.parametrize(

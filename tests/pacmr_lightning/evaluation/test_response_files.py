@@ -43,15 +43,6 @@ def test_without_ids_by_prompt_and_order():
     assert [p.id for p in pairs] == [p.id for p in pair_rows(first, first)]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "identical"),
-    [(" a b\n", "a b", True), ("", " ", True), ("a b", "a  b", False), ("a", "A", False)],
-)
-def test_identical_responses(one, other, identical):
-    [pair] = pair_rows([{"prompt": "p", "response": one}], [{"prompt": "p", "response": other}])
-    assert pair.identical == identical
-
-
 def change(i, **values):
     changed = rows(5, "b")
     changed[i] |= values
@@ -64,21 +55,16 @@ NO_IDS = [{"prompt": p, "response": "a"} for p in "xxy"]
 @pytest.mark.parametrize(
     ("second", "sentence"),
     [
-        (rows(3), r"B lacks 2 of the 5 ids of A, such as 'p3'; generate both from the same prompts\.$"),
-        (rows(7), r"^A lacks 2 of the 7 ids of B, such as 'p5'; "),
-        (change(1, id="new"), r"^B lacks 1 of the 5 ids of A, such as 'p1', and A lacks 1 of the 5 ids of B"),
+        (rows(3), r"B lacks 2 of the 5 ids of A, such as that of the id 'p3'; generate both from the same "),
+        (rows(7), r"^A lacks 2 of the 7 ids of B, such as that of the id 'p5'; "),
         (change(1, id="p0"), r"B, row 2 has the id 'p0' of an earlier row"),
         (change(1, prompt="Post 1 "), r"A and B have different prompts under 1 of 5 ids, such as 'p1'"),
         (change(1, id=None), "B, row 2 and row 1 do not both have an id"),
         (NO_IDS, "The rows of A have ids and those of B have none"),
         ([], "B is empty"),
-        (change(1, response=None), r"B, row 2 has no 'response' \(columns found: 'id', 'prompt', 'response'"),
-        ([{"id": "p", "prompt": "p", "text": ""}], r"row 1 has no 'response' .*: 'id', 'prompt', 'text'"),
-        (change(1, response=["x"]), r"B, row 2: 'response' is \['x'\], but it must be a text"),
-        (change(1, prompt=[]), r"B, row 2: 'prompt' is \[\], but"),
-        (change(1, prompt=[{"role": "user"}]), "B, row 2: 'prompt' is .* a text or chat messages"),
-        *((change(1, id=value), f"B, row 2: 'id' is {value}") for value in (1.5, True)),
-        (change(1, response="\ud800"), "B, row 2 holds half of a surrogate pair"),
+        ([{"id": "p", "prompt": "p", "text": ""}], "B, row 1: the response is None, but it must be a text"),
+        (change(1, prompt=[]), r"B, row 2: the prompt is \[\], but"),
+        (change(1, prompt=[{"role": "user"}]), "B, row 2: the prompt is .* a text or chat messages"),
     ],
 )
 def test_bad_rows(second, sentence):
@@ -87,23 +73,22 @@ def test_bad_rows(second, sentence):
 
 
 def test_responses_without_counterpart():
-    with pytest.raises(UserError, match=r"B lacks 1 of the 3 responses of A, such as one to the prompt 'x'"):
+    with pytest.raises(UserError, match=r"B lacks 1 of the 3 responses of A, such as that of the prompt 'x'"):
         pair_rows(NO_IDS, NO_IDS[1:], ("A", "B"))
-    with pytest.raises(UserError, match="the first list lacks 1 of the 3 responses of the second list"):
-        pair_rows(NO_IDS[:2], NO_IDS)
 
 
 def test_files(tmp_path):
     path = tmp_path / "generations.jsonl"
     # Characters at which str.splitlines would break a line.
-    text = "one\u2028two\x85three\x0cfour\nfive"
-    told = [{"prompt": "p", "response": text}, {"prompt": "q", "response": ""}]
+    told = [
+        {"prompt": "p", "response": "one\u2028two\x85three\x0cfour\nfive"},
+        {"prompt": "q", "response": ""},
+    ]
     lines = [json.dumps(row, ensure_ascii=False) for row in told]
     path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
     assert read_responses(path) == told
     for content, sentence in (
         (b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion"),
-        (b'{"prompt": ' + b"9" * 5000 + b"}", r"line 1 cannot be read \(.*4300 digits"),
         (b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)"),
         (b'\n["p"]', "line 2 is a JSON list and not an object"),
         (b'{"prompt": "\xff"}', "is not UTF-8 text"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.optimize import minimize
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
@@ -116,7 +116,7 @@ def test_length_control_and_lengths():
         expected.append((points[sign], lengths[0] + 4, lengths[1]))
     points, a, b = np.array(expected, dtype=float).T
     result = win_rate(first, second, ByRule(), resamples=200)
-    assert result.length_unit == "characters" and result.mean_length == (a.mean(), b.mean())
+    assert result.mean_length == (a.mean(), b.mean())
     controlled = result.length_controlled_win_rate
     assert controlled.value == rates_at_equal_length(points, length_term(a - b), np.ones((1, 120)))[0]
     assert controlled.low < controlled.value < controlled.high
@@ -126,24 +126,13 @@ def test_length_control_and_lengths():
     assert win_rate(first, second, ByRule(), resamples=200) == result
 
 
-def test_identical_responses():
-    """Nobody is asked; some of them, and empty ones: test_judge.py."""
-    judge = ByRule()
-    rows = [{"prompt": str(i), "response": text} for i, text in enumerate(("f f", "", "s s"))]
-    same = win_rate(rows, rows, judge, resamples=50)
-    assert (same.ties, same.identical, judge.items) == (3, 3, [])
-    assert same.win_score.value == 1 and same.win_score.low == 1
-    assert [same.flipped, same.invalid, same.unanswered, same.first_shown] == [None] * 4
-
-
-@pytest.mark.parametrize("count", [0, 1, 4])
-def test_a_judge_must_answer_each_question(count):
+def test_a_judge_must_answer_each_question():
     class Careless(ByRule):
         def compare(self, items, store):
-            return [Verdict((OPINIONS["f"],) * 2)] * count
+            return [Verdict((OPINIONS["f"],) * 2)]
 
     rows = [{"prompt": str(i), "response": "f f"} for i in range(3)]
-    with pytest.raises(UserError, match=f"The judge rule gave {count} verdicts on 3 pairs"):
+    with pytest.raises(UserError, match="The judge rule gave 1 verdicts on 3 pairs"):
         win_rate(rows, [row | {"response": "x"} for row in rows], Careless())
 
 
@@ -154,15 +143,10 @@ def test_what_the_gold_reward_cannot_judge():
         [{"prompt": p, "response": " ".join(rng.permutation(ATTRIBUTES)[:4])} for p in world.prompts()]
         for _ in "ab"
     )
-    # The same words in another order have the same reward.
-    second[7]["response"] = " ".join(reversed(first[7]["response"].split()))
-    assert judged_rows(first, second, GoldJudge(5))[7].outcome == "tie"
     assert win_rate(first, second, GoldJudge(5)).wins != win_rate(first, second, GoldJudge(6)).wins
     chat = [{"role": "user", "content": "x"}]
     with pytest.raises(UserError, match="is a chat"):
         win_rate(*([{"prompt": chat, "response": text}] for text in ("a", "b")), GoldJudge())
-    with pytest.raises(UserError, match="seed of the synthetic benchmark is -1"):
-        GoldJudge(-1)
 
 
 def rate_at_equal_length(outcomes, term, counts=None):
@@ -177,30 +161,15 @@ def loss(x, outcomes, term, counts):
     return x[1] ** 2 / (2 * SLOPE_C) - likelihood.sum()
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
-def test_the_term_has_no_unit(scale):
+def test_the_term_has_no_unit():
     differences = np.array([-3.0, 0.0, 1.0, 8.0])
     expected = np.tanh(differences / np.sqrt(np.sum((differences - 1.5) ** 2) / 3))
-    assert length_term(scale * differences) == pytest.approx(expected)
+    for scale in (0.01, 1000.0):
+        assert length_term(scale * differences) == pytest.approx(expected)
+    assert length_term(np.array([4.0, 4.0, 4.0])) is None
 
 
-@pytest.mark.parametrize("differences", [[0.0, 0.0], [4.0, 4.0, 4.0], [4.0]])
-def test_equal_differences_have_no_term(differences):
-    assert length_term(np.array(differences)) is None
-
-
-def test_two_lengths_by_hand():
-    """With d = +-c the model fits both groups' rates p and q: theta is the mean of their log-odds."""
-    wins = {1.0: (900, 1000), -1.0: (300, 1000)}
-    term = np.repeat(list(wins), 1000) * np.tanh(1)
-    outcomes = np.concatenate([np.arange(n) < k for k, n in wins.values()]).astype(float)
-    expected = expit((logit(0.9) + logit(0.3)) / 2)
-    assert rate_at_equal_length(outcomes, term) == pytest.approx(expected, abs=1e-4)
-    assert outcomes.mean() == pytest.approx(0.6) and expected == pytest.approx(0.6626, abs=1e-4)
-
-
-@pytest.mark.parametrize("n", [20, 150, 400])
-def test_another_optimizer_finds_the_same(n):
+def test_another_optimizer_finds_the_same(n=150):
     """A tie is half a win and half a loss, and each sample is fitted as if it were alone."""
     rng = np.random.default_rng(n)
     differences = rng.normal(20, 50, n)
@@ -212,17 +181,6 @@ def test_another_optimizer_finds_the_same(n):
     for rate, count in zip(found, counts, strict=True):
         best = minimize(loss, np.zeros(2), (outcomes, term, count), method="Nelder-Mead", options=options)
         assert rate == pytest.approx(expit(best.x[0]), abs=1e-6)
-
-
-def test_a_preference_for_length_is_taken_out():
-    """The first model is as good as the second one, but it talks more and the judge likes that."""
-    rng = np.random.default_rng(0)
-    differences = rng.normal(40, 50, 40_000)
-    term = length_term(differences)
-    outcomes = (rng.random(len(term)) < expit(2 * term)).astype(float)
-    assert outcomes.mean() > 0.65
-    # The standard error of theta is about 0.014, a quarter of which it is in the rate.
-    assert rate_at_equal_length(outcomes, term) == pytest.approx(0.5, abs=0.012)
 
 
 def test_extreme_verdicts():
