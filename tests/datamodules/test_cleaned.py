@@ -13,52 +13,35 @@ from pacmr_lightning.errors import UserError
 from ..conftest import read_lines as lines
 from ..conftest import write_lines
 
+USER = {"role": "user", "content": "q"}
+CHAT = {side: [USER, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
 ROWS = [
     {"meta": {"n": 1.5, "x": None}, "prompt": "é 1", "chosen": " a", "rejected": " b", "extra": "\ud800"},
     {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": True, "eta": 0.25, "score": [1, 2]},
     {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": 0},
-    {"prompt": "3", "chosen": " c", "rejected": " d"},
+    {"id": "a", "prompt": "p", "chosen": "x", "rejected": "y", "score_chosen": 1, "margin": None},
+    {"id": "b", "prompt": "p", "chosen": "x", "rejected": "y", "score_rejected": 2, "margin": 1},
+    {"id": "chat", **CHAT},
+    {"id": "talk"} | {side: f"\n\nHuman: q\n\nAssistant: {side}" for side in CHAT},
 ]
-
-
-USER = {"role": "user", "content": "q"}
-
-
-def ids(path):
-    return read_preferences(path)["id"][:]
-
-
-@pytest.fixture
-def hub_set(tmp_path):
-    """A folder as of the Hub's dataset, with three pairs of chat messages."""
-
-    def make(chosen, **columns):
-        (tmp_path / "set").mkdir()
-        rows = [
-            {"prompt": [USER | {"content": f"q{i}"}], "chosen": [chosen(i)], **columns}
-            | {"rejected": [{"role": "assistant", "content": "y"}]}
-            for i in range(3)
-        ]
-        write_lines(tmp_path / "set" / "train.jsonl", rows)
-        return HubPreferences(str(tmp_path / "set"))
-
-    return make
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json"])
 def test_json_lines(name, write_rows, tmp_path):
     path = write_rows(ROWS, name)
-    first, second, third, _ = ids(path)
+    first, *others = read_preferences(path)["id"]
     output = tmp_path / f"out-{name}"
-    assert Files(path).write_cleaned(str(output), drop={first}, flip={second, third}) == 3
+    assert Files(path).write_cleaned(str(output), drop={first}, flip={*others}) == 6
+    sides = {"chosen": "y", "rejected": "x"}
     assert lines(output) == [
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": False, "eta": 0.75, "score": [1, 2]},
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": 1},
-        ROWS[3],
+        {"id": "a", "prompt": "p", **sides, "score_rejected": 1, "margin": None},
+        {"id": "b", "prompt": "p", **sides, "score_chosen": 2, "margin": -1},
+        *({"id": row["id"], "chosen": row["rejected"], "rejected": row["chosen"]} for row in ROWS[5:]),
     ]
-    assert Files(path).write_cleaned(str(output), set(), set()) == 4
+    assert Files(path).write_cleaned(str(output), set(), set()) == 7
     assert lines(output) == ROWS, "nothing to clean, nothing changed, no ids added"
-    assert len(read_preferences(output)) == 4, "ready to train on"
 
 
 def test_parquet(tmp_path):
@@ -71,12 +54,16 @@ def test_parquet(tmp_path):
         "eta": pa.array([0.5, None, 0.25], pa.float32()),
         "id": pa.array([7, 8, 9]),
     }
-    table = pa.table(columns, metadata={"who": "me"})
+    table, output = pa.table(columns, metadata={"who": "me"}), tmp_path / "out.parquet"
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
     source = Files(str(tmp_path / "in.parquet"))
-    assert source.write_cleaned(str(tmp_path / "out.parquet"), drop={"7"}, flip={"9"}) == 2
-    found = pq.read_table(tmp_path / "out.parquet")
-    assert found.schema.equals(table.schema, check_metadata=False)
+    assert source.write_cleaned(str(output), drop={"7"}, flip=set()) == 2
+    found = pq.read_table(output)
+    assert found.schema.equals(table.schema) and found.to_pylist() == table.slice(1).to_pylist()
+    assert source.write_cleaned(str(output), drop={"7"}, flip={"9"}) == 2
+    found = pq.read_table(output)
+    place = table.schema.get_field_index("rejected")
+    assert found.schema.equals(table.schema.set(place, pa.field("rejected", pa.large_string())))
     assert found.schema.metadata[b"who"] == b"me"
     assert found["when"].equals(table["when"].slice(1)) and found["id"].to_pylist() == [8, 9]
     assert found["chosen"].to_pylist() == [" b", " z"] and found["rejected"].to_pylist() == [" y", " c"]
@@ -109,31 +96,20 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         "Columns that are exchanged where a label is swapped: chosen, rejected, score_chosen, "
         "score_rejected, chosen_model, rejected_model, chosenTime, rejectedTime, response-CHOSEN, "
         "response-REJECTED.",
-        "Columns that change their sign where a label is swapped: margin, score_diff.",
+        "Columns whose numbers change their sign where a label is swapped: margin, score_diff, note_margin.",
         "Columns that are not changed where a label is swapped; check those that describe a side: "
-        "meta, winner, chosen_index, label, note_margin, tokens, difficulty.",
+        "meta, winner, chosen_index, label, tokens, difficulty.",
     ]
     Files(path).write_cleaned(str(output), drop={"0"}, flip=set())
     assert capsys.readouterr().out == "", "nothing was swapped"
 
 
-def test_a_field_that_only_one_side_has(write_rows, tmp_path):
-    rows = [{"id": "a", "chosen": "p x", "rejected": "p y", "score_chosen": 1, "margin": None}]
-    rows += [{"id": "b", "chosen": "p x", "rejected": "p y", "score_rejected": 2, "margin": 1}]
-    path, output = write_rows(rows), tmp_path / "out.jsonl"
-    Files(path).write_cleaned(str(output), set(), {"a", "b"})
-    assert lines(output) == [
-        {"id": "a", "chosen": "p y", "rejected": "p x", "score_rejected": 1, "margin": None},
-        {"id": "b", "chosen": "p y", "rejected": "p x", "score_chosen": 2, "margin": -1},
-    ]
-
-
 def test_parquet_sides_of_several_types(tmp_path):
-    user, call = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x", "tool": {"n": 1}}
+    call = {"role": "assistant", "content": "x", "tool": {"n": 1}}
     columns = {
         "id": pa.array(["a", "b"]),
-        "chosen": pa.array([[user, call]] * 2),
-        "rejected": pa.array([[user, {"role": "assistant", "content": "y"}]] * 2),
+        "chosen": pa.array([[USER, call]] * 2),
+        "rejected": pa.array([[USER, {"role": "assistant", "content": "y"}]] * 2),
         "chosen_n": pa.array([1, 2]),
         "rejected_n": pa.array([1.5, None]),
         "chosen_at": pa.array([2**60 + 1, 7], pa.timestamp("ns")),
@@ -148,35 +124,22 @@ def test_parquet_sides_of_several_types(tmp_path):
     assert found["chosen_n"].to_pylist() == [1, None] and found["rejected_n"].to_pylist() == [1.5, 2]
     times = [found[name].cast(pa.int64()).to_pylist() for name in ("chosen_at", "rejected_at")]
     assert times == [[2**60 + 1, 8], [2**60 + 3, 7]]
-    assert found["rejected_note"].to_pylist() == [None, "m"] and found["chosen_note"].to_pylist() == [
-        "n",
-        None,
-    ]
-    assert found["rejected"].to_pylist()[1] == [user | {"tool": None}, call]
+    notes = [found[name].to_pylist() for name in ("rejected_note", "chosen_note")]
+    assert notes == [[None, "m"], ["n", None]]
+    assert found["rejected"].to_pylist()[1] == [USER | {"tool": None}, call]
     assert read_preferences(output)["rejected"][1] == read_preferences(path)["chosen"][1]
-    pq.write_table(pa.table(columns | {"chosen_n": pa.array(["1", "2"])}), path)
-    with pytest.raises(UserError, match=r"where a label is swapped \(.*(string|double)"):
-        Files(path).write_cleaned(str(output), set(), {"b"})
-    assert Files(path).write_cleaned(str(output), {"a"}, set()) == 1
-    pq.write_table(pa.table(columns | {"margin": pa.array([1, 2], pa.uint8())}), path)
-    with pytest.raises(UserError, match=r"cannot hold its values where a label is swapped \(.*uint8"):
-        Files(path).write_cleaned(str(output), set(), {"b"})
+    for wrong, said in (
+        ({"chosen_n": pa.array(["1", "2"])}, "string|double"),
+        ({"margin": pa.array([1, 2], pa.uint8())}, "unsigned"),
+    ):
+        pq.write_table(pa.table(columns | wrong), path)
+        with pytest.raises(UserError, match=rf"cannot hold its values where a label is swapped \(.*({said})"):
+            Files(path).write_cleaned(str(output), set(), {"b"})
+        assert Files(path).write_cleaned(str(output), {"a"}, set()) == 1
 
 
-def test_messages_and_whole_transcripts(write_rows, tmp_path):
-    chat = {s: [USER, {"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
-    talk = {side: f"\n\nHuman: q\n\nAssistant: {side}" for side in chat}
-    rows = [{"id": "a", **chat}, {"id": "b", **talk}]
-    path = write_rows(rows)
-    Files(path).write_cleaned(str(tmp_path / "out.jsonl"), set(), {"a", "b"})
-    for before, after in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
-        assert after == {"id": before["id"], "chosen": before["rejected"], "rejected": before["chosen"]}
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_embedded_world(ending, tmp_path):
-    source = EmbeddedWorld(pairs=12, validation_pairs=1)
-    path = tmp_path / f"out.{ending}"
+def test_embedded_world(tmp_path):
+    source, path = EmbeddedWorld(pairs=12, validation_pairs=1), tmp_path / "out.jsonl"
     rows = source.load("train")
     assert source.write_cleaned(str(path), {"world-0-1"}, {"world-0-2"}) == 11
     found = read_preferences(path)
@@ -186,27 +149,25 @@ def test_embedded_world(ending, tmp_path):
     assert found["augmented_prompt"][2] == rows["augmented_prompt"][3]
 
 
-@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
-def test_messages_of_a_hub_dataset(ending, hub_set, tmp_path):
-    source = hub_set(lambda i: {"role": "assistant", "content": f"x{i}"})
-    known, path = source.load_all(), tmp_path / f"out.{ending}"
-    assert source.write_cleaned(str(path), set(), {known["id"][1]}) == 3
-    found = read_preferences(path)
-    assert found["chat"][:] == [True] * 3 and found["prompt"][:] == known["prompt"][:]
-    assert found["chosen"][1] == known["rejected"][1] and found["rejected"][1] == known["chosen"][1]
-    assert found["chosen"][2] == known["chosen"][2]
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_tools_of_a_hub_dataset(ending, hub_set, tmp_path):
+def test_messages_and_tools_of_a_hub_dataset(tmp_path):
+    """All that a template reads is written."""
     call = {"tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}], "reasoning_content": "r"}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": ["x", None]}}}}]
     more = {"tools": json.dumps(tools), "chat_template_kwargs": {"enable_thinking": False}}
-    source = hub_set(lambda i: {"role": "assistant", "content": None, **call}, **more)
-    known, path = source.load_all(), tmp_path / f"out.{ending}"
+    sides = {"chosen": {"content": None, **call}, "rejected": {"content": "y"}}
+    sides = {side: [{"role": "assistant", **message}] for side, message in sides.items()}
+    (tmp_path / "set").mkdir()
+    rows = [{"prompt": [USER | {"content": f"q{i}"}], **sides, **more} for i in range(3)]
+    write_lines(tmp_path / "set" / "train.jsonl", rows)
+    source, path = HubPreferences(str(tmp_path / "set")), tmp_path / "out.jsonl.gz"
+    known = source.load_all()
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
-    source.write_cleaned(str(path), set(), set())
+    assert source.write_cleaned(str(path), set(), set()) == 3
     assert read_preferences(path)[:] == known[:]
+    source.write_cleaned(str(path), set(), {known["id"][1]})
+    found = read_preferences(path)
+    assert [found[side][1] for side in sides] == [known[side][1] for side in ("rejected", "chosen")]
+    assert found["tools"][1] == known["tools"][1] and found["chosen"][2] == known["chosen"][2]
 
 
 def test_bad_input(write_rows, tmp_path):
