@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from textwrap import indent
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from .augmented_prompts import AugmentedPrompt
 from .structure import texts_of
 
 EXAMPLES = 6
-_ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_<>[]|#"})
 
 
 def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
@@ -38,19 +37,13 @@ def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
 def examples(rows: Sequence[AugmentedPrompt], seed: int) -> str:
     """Return a seeded sample of changed prompts, before and after, as Markdown."""
     changed = [row for row in rows if row.prompt != row.augmented]
-    taken = random.Random(seed).sample(changed, min(EXAMPLES, len(changed)))
-    lines = ["", "## Examples", ""]
-    for number, row in enumerate(taken, 1):
-        sides = (
-            [line for text in texts_of(prompt, row.chat) for line in text.splitlines() if line.strip()]
-            for prompt in (row.prompt, row.augmented)
-        )
-        lines += [f"### {number}" + (f" ({row.category})" if row.category else ""), ""]
-        lines += ["| before | after |", "| --- | --- |"]
-        for before, after in zip_longest(*sides, fillvalue=""):
-            lines.append(f"| {before.translate(_ESCAPED)} | {after.translate(_ESCAPED)} |")
-        lines.append("")
-    return "\n".join(lines)
+    text = "\n## Examples\n"
+    for number, row in enumerate(random.Random(seed).sample(changed, min(EXAMPLES, len(changed))), 1):
+        text += f"\n### {number}" + (f" ({row.category})" if row.category else "") + "\n"
+        for title, prompt in (("before", row.prompt), ("after", row.augmented)):
+            lines = "\n".join(texts_of(prompt, row.chat)).strip()
+            text += f"\n{title}:\n\n{indent(lines, '    ')}\n"
+    return text
 
 
 def _share(count: int, total: int) -> str:

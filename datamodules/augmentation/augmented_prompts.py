@@ -17,7 +17,6 @@ from pacmr_lightning.files import local_path, replacing
 
 from ..row_values import values_of
 
-METADATA = b"pacmr_augment"
 _READ = ("prompt", "augmented_prompt")
 _IDS = "pair_ids"
 RULES = "rules"
@@ -84,7 +83,7 @@ def write_augmentations(
     settings: dict[str, Any],
     only_these_pairs: bool = False,
 ) -> None:
-    """Write Parquet atomically, one row per prompt; method and settings are also in the file's metadata.
+    """Write Parquet atomically, one row per prompt.
 
     With ``only_these_pairs``, other pairs of the prompts do not get them.
     """
@@ -100,8 +99,6 @@ def write_augmentations(
     table = table.add_column(4, "pairs", pa.array([row.pairs for row in rows], pa.int64()))
     if only_these_pairs:
         table = table.append_column(_IDS, pa.array([row.ids for row in rows], pa.list_(pa.string())))
-    about = json.dumps({"method": method, "settings": settings}, sort_keys=True)
-    table = table.replace_schema_metadata({METADATA: about.encode()})
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 

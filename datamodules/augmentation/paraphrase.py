@@ -61,5 +61,5 @@ class Paraphrase(Rewriter):
         for piece, reply in zip(pieces, replies, strict=True):
             text = reply.text or ""
             problem = CUT if reply.cut else reply.problem or (REPEATED if loops(text, piece) else None)
-            found[piece] = Rewriting.checked(piece, text, problem, reply.cached)
+            found[piece] = Rewriting.checked(piece, text, problem)
         return found

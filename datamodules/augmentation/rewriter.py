@@ -32,16 +32,15 @@ class Rewriting:
     text: str
     kept: str | None
     """Why the piece is unchanged; None if it changed."""
-    stored: bool = False
 
     @classmethod
-    def checked(cls, piece: str, text: str, problem: str | None, stored: bool = False) -> Rewriting:
+    def checked(cls, piece: str, text: str, problem: str | None) -> Rewriting:
         """Return the stripped replacement; the piece itself where there is a problem."""
         if problem is None and not any(map(str.isalpha, text)):
             problem = WORDLESS
         if problem is None and looks_like_frame(text) and not looks_like_frame(piece):
             problem = LIKE_FRAME
-        return cls(text.strip() if problem is None else piece, problem, stored)
+        return cls(text.strip() if problem is None else piece, problem)
 
 
 class Rewriter(ABC):

@@ -1,6 +1,7 @@
 """Back-translation of prompts through Chinese, sentence by sentence."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -109,14 +110,10 @@ class BackTranslation(Rewriter):
         stored = store.get(list(keys.values()))
         for start in range(0, len(pieces), self.batch_size):
             batch = pieces[start : start + self.batch_size]
-            done = {
-                piece: Rewriting(**stored[keys[piece]], stored=True)
-                for piece in batch
-                if keys[piece] in stored
-            }
+            done = {piece: Rewriting(**stored[keys[piece]]) for piece in batch if keys[piece] in stored}
             missing = [piece for piece in batch if piece not in done]
             new = dict(zip(missing, self._there_and_back(missing), strict=True))
-            store.put({keys[piece]: {"text": r.text, "kept": r.kept} for piece, r in new.items()})
+            store.put({keys[piece]: asdict(rewriting) for piece, rewriting in new.items()})
             yield done | new
 
     def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:

@@ -1,23 +1,19 @@
 """Statistics of preference data under a tokenizer: rows, lengths, contradicting labels, odd tokens."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..sources import Source
 from ..splits import Split
+from ..token_columns import row_bytes, row_lengths
 from ..tokenization import token_warnings, tokenize_pairs
 
-_AT_A_TIME = 1000
-_RESPONSES = ["chosen", "rejected"]
+_PARTS = ["prompt", "chosen", "rejected"]
 
 
 @dataclass(frozen=True)
@@ -103,23 +99,17 @@ def inspect_pairs(
 
 def _pair_table(rows: Dataset) -> pd.DataFrame:
     """Return hashes and token counts by pair; ``tokens`` is the sum that max_length limits."""
-    parts = []
-    for batch in _batches(rows):
-        tokens = {name: batch[f"{name}_ids"] for name in ("prompt", *_RESPONSES)}
-        columns = {
-            "prompt": _hashes(batch["prompt"].to_pylist()),
-            **{name: _hashes(_list_bytes(tokens[name])) for name in _RESPONSES},
-            **{f"{name} tokens": pc.list_value_length(ids).to_numpy() for name, ids in tokens.items()},
-        }
-        parts.append(pd.DataFrame(columns))
-    table = pd.concat(parts, ignore_index=True)
+    columns = [f"{name}_ids" for name in _PARTS]
+    table = pd.DataFrame(([*map(hash, row)] for row in row_bytes(rows, *columns)), columns=_PARTS)
+    for name, column in zip(_PARTS, columns, strict=True):
+        table[f"{name} tokens"] = row_lengths(rows, column)
     table["tokens"] = table["prompt tokens"] + table[["chosen tokens", "rejected tokens"]].max(axis=1)
     return table
 
 
 def _lengths(kept: pd.DataFrame) -> Lengths:
     return Lengths(
-        **{name: float(kept[f"{name} tokens"].mean()) for name in ("prompt", *_RESPONSES)},
+        **{name: float(kept[f"{name} tokens"].mean()) for name in _PARTS},
         longest=int(kept["tokens"].max()),
         chosen_longer=float((kept["chosen tokens"] > kept["rejected tokens"]).mean()),
         rejected_longer=float((kept["chosen tokens"] < kept["rejected tokens"]).mean()),
@@ -146,17 +136,3 @@ def count_repeats(table: pd.DataFrame) -> Repeats:
         # Two labels, each wrong with probability e, disagree with probability 2 e (1 - e).
         noise=(1 - (1 - 2 * disagree) ** 0.5) / 2 if disagree <= 0.5 else None,
     )
-
-
-def _batches(rows: Dataset) -> Iterator[pa.Table]:
-    return rows.with_format("arrow").iter(batch_size=_AT_A_TIME)
-
-
-def _hashes(values: Sequence[str | bytes]) -> np.ndarray:
-    return pd.util.hash_array(np.array(values, dtype=object), categorize=False)
-
-
-def _list_bytes(column: pa.ChunkedArray) -> list[bytes]:
-    lists = column.combine_chunks()
-    values = lists.values.to_numpy()
-    return [values[start:end].tobytes() for start, end in pairwise(lists.offsets.to_numpy())]

@@ -78,8 +78,6 @@ def augment(
     text = summary(rows, about)
     write_text(report, text + examples(rows, seed))
     print_result(text)
-    if stored := sum(rewriting.stored for rewriting in rewritings.values()):
-        print(f"{stored:,} of {len(rewritings):,} distinct pieces were stored by an earlier run.")
     print(f"Augmented prompts: {path}\nReport with examples: {report}")
     if answers.exists():
         print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +152,15 @@ def train_translators(folder: Path) -> None:
     for model, tokenizer, name in ((there, forward, "en-zh"), (back, backward, "zh-en")):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+
+
+def stored(path: Path) -> int:
+    """The number of pieces in a store."""
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+            return database.execute("SELECT count(*) FROM answers").fetchone()[0]
+    except sqlite3.OperationalError:  # not there yet
+        return 0
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import signal
-import sqlite3
 from collections import Counter
 from functools import partial
 from hashlib import blake2b
@@ -18,7 +17,6 @@ from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.augment import augment
 from pacmr_lightning.datamodules import PreferenceDataModule
 from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
-    METADATA,
     Augmentations,
     read_augmentations,
     training_prompts,
@@ -29,8 +27,9 @@ from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
 from pacmr_lightning.datamodules.rewording import VERSION, reword
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 
-from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
+from .marian import back_and_forth, random_words, sentence, stored, translators  # noqa: F401
 
 main = partial(run_tool, "augment", augment)
 
@@ -62,8 +61,6 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
         assert (row["pairs"], row["category"]) == (pairs[row["prompt"]], category[row["prompt"]])
         assert row["method"] == "back-translation"
         assert json.loads(row["settings"]) == rewriter.settings
-    about = json.loads(pq.read_schema(output).metadata[METADATA])
-    assert about == {"method": "back-translation", "settings": rewriter.settings}
     assert read_augmentations(output).prompts == {p: back_and_forth(p) for p in pairs}
 
     printed, report = capsys.readouterr().out, (tmp_path / "new" / "world-report.md").read_text()
@@ -85,6 +82,7 @@ STRANGE = (
     "* a house, I was in the house, my friend was in the city, the best city in the storm \n\nEnd\n\nTL;DR:",
     "SUBREDDIT: r/sea\nTITLE: The sea\nPOST: Is it calm?\n TL;DR: ",
     "  What is the sea?\n\n1. a mood\n2) a book \n",
+    "book" * 20,
 )
 
 
@@ -93,25 +91,13 @@ def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
     augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
     found = read_augmentations(tmp_path / "out.parquet").prompts
     assert list(found) == list(STRANGE)
+    assert found.pop(STRANGE[4]) == STRANGE[4]
+    assert "\n  - longer than the model reads: 1 (" in (tmp_path / "out-report.md").read_text()
     for prompt, augmented in found.items():
         assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
     new = found[STRANGE[1]]
     assert re.fullmatch(r"SUBREDDIT: r/sea\n\nTITLE: .+\n\nPOST: .+\n\n\* .+ \n\n.+\n\nTL;DR:", new)
     assert found[STRANGE[3]].startswith("  What is the ocean?\n\n1. a mood\n2) a book \n")
-
-
-def test_real_prompts_keep_their_frames(rewriter, shared_data, tiny_tokenizer_folder, tmp_path):
-    for name in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
-        source = Files(str(shared_data / name))
-        augment(source, str(tmp_path / "out.parquet"), rewriter, 3, tiny_tokenizer_folder, 100_000)
-        found = read_augmentations(tmp_path / "out.parquet").prompts
-        assert sum(row["pairs"] for row in rows_of(tmp_path / "out.parquet")) == 3
-        for prompt, augmented in found.items():
-            assert augmented != prompt
-            for mark in ("\n\nHuman:", "\n\nAssistant:", "\n\nPOST: ", "\n\nTL;DR:", "TITLE: "):
-                assert augmented.count(mark) == prompt.count(mark)
-            assert re.findall(r"\s*\n\s*", augmented) == re.findall(r"\s*\n\s*", prompt)
-            assert augmented.split("\n")[0] == prompt.split("\n")[0]
 
 
 def test_conversations(rewriter, write_rows, tmp_path):
@@ -130,17 +116,14 @@ def test_conversations(rewriter, write_rows, tmp_path):
     assert [message["role"] for message in json.loads(after)] == [m["role"] for m in prompt]
 
 
-@pytest.mark.parametrize(("n", "pairs_a_prompt"), [(876, 6), (1117, 1)])
-def test_n_counts_the_pairs_that_vnet_learns_from(
-    n, pairs_a_prompt, write_rows, tiny_tokenizer_folder, tmp_path
-):
-    """Rows of the shape of TL;DR and of HH: some pairs are too long, rules change nothing of some prompts.
+def test_n_counts_the_pairs_that_vnet_learns_from(write_rows, tiny_tokenizer_folder, tmp_path):
+    """Some of TL;DR's pairs are too long, and rules change nothing of some prompts.
 
     Labels of the chosen pairs are flipped as often as others'.
     """
-    rows = []
+    rows, n = [], 876
     for i in range(1500):
-        number, topic = i // pairs_a_prompt, "r/" + "abc"[(i // pairs_a_prompt) % 3]
+        number, topic = i // 6, "r/" + "abc"[(i // 6) % 3]
         prompt = f"SUBREDDIT: {topic}\n\nTITLE: {number}\n\nPOST: I do not know.\n\nTL;DR:"
         prompt = prompt if number % 8 else f"sea {number}"
         sides = {"chosen": f" {i}" + " book" * (60 * (i % 50 == 0)), "rejected": f" rain {i}"}
@@ -164,7 +147,7 @@ def test_n_counts_the_pairs_that_vnet_learns_from(
     assert len(chosen) == n == sum(row["pairs"] for row in rows_of(output))
     assert np.mean([pairs.swapped[i] for i in chosen]) == pytest.approx(np.mean(pairs.swapped), abs=0.03)
     prompts = Counter(row["prompt"] for row in rows)
-    assert any(row["pairs"] < prompts[row["prompt"]] for row in rows_of(output)) == (pairs_a_prompt > 1)
+    assert any(row["pairs"] < prompts[row["prompt"]] for row in rows_of(output))
     categories = Counter(pairs.rows[i]["category"] for i in chosen)
     assert max(categories.values()) - min(categories.values()) <= 0.1 * n
 
@@ -211,25 +194,6 @@ def test_rules(write_rows, tmp_path):
     assert "1 (50.0%)" in report and report.count("### ") == 1
 
 
-def test_a_report_that_says_what_was_kept(translators, write_rows, tmp_path):  # noqa: F811
-    pair = {"chosen": " a", "rejected": " b"}
-    prompts = [{"prompt": f"the sea is {'book' * 20} | {i}"} for i in range(50)]
-    source = Files(write_rows([prompt | pair for prompt in prompts]))
-    augment(source, str(tmp_path / "out.parquet"), BackTranslation(*translators, num_beams=1))
-    report = (tmp_path / "out-report.md").read_text()
-    kept = len(rows_of(tmp_path / "out.parquet"))
-    assert f"  - longer than the model reads: {kept} (50.0%)" in report
-    assert re.search(r"^\| the sea is (book)+ \\\| \d+ \| the ", report, re.M), "a bar is no new column"
-
-
-def stored(path):
-    try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-            return database.execute("SELECT count(*) FROM answers").fetchone()[0]
-    except sqlite3.OperationalError:  # not there yet
-        return 0
-
-
 STOPPED_AFTER_40 = """
 import os, signal, sys
 from pacmr_lightning.cli import main
@@ -248,7 +212,7 @@ main(["augment", *sys.argv[1:]])
 
 
 @pytest.mark.slow
-def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, forked):  # noqa: F811
+def test_killed_and_started_again(translators, write_rows, tmp_path, monkeypatch, forked):  # noqa: F811
     rng = random.Random(8)
     prompts = [" ".join(sentence([*random_words(rng), "."]) for _ in range(4)) for _ in range(60)]
     train = write_rows([{"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in prompts])
@@ -269,14 +233,15 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     assert not output.exists() and not (tmp_path / "killed-report.md").exists()
 
     rewriter = BackTranslation(*translators, batch_size=4, num_beams=1)
+    put, written = AnswerStore.put, []
+    monkeypatch.setattr(
+        AnswerStore, "put", lambda store, values: written.extend(values) or put(store, values)
+    )
     augment(source, str(output), rewriter)
-    total = stored(answers)
-    assert f"{done} of {total} distinct pieces were stored by an earlier run." in capsys.readouterr().out
-    assert done < total
+    assert len(written) == stored(answers) - done > 0
 
     whole = tmp_path / "whole.parquet"
     augment(source, str(whole), rewriter)
-    assert "earlier run" not in capsys.readouterr().out
     assert pq.read_table(whole).equals(pq.read_table(output), check_metadata=True)
     assert len(rows_of(output)) == len(training_prompts(source.load("train"))) > 50
     reports = [(tmp_path / f"{name}-report.md").read_text() for name in ("whole", "killed")]

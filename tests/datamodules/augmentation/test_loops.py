@@ -5,18 +5,19 @@ import pytest
 from pacmr_lightning.datamodules.augmentation.loops import loops
 
 SOURCE = "I do not know what to do."
-
-
-@pytest.mark.parametrize("phrase", ["so ", "I do ", "我不知道", "and then we go home ", "x y z 1 2 3 4 5, "])
-@pytest.mark.parametrize("end", ["", "but not now."])
-@pytest.mark.parametrize("times", [8, 50])
-def test_phrases_of_any_length_to_the_end_or_before_it(phrase, end, times):
-    assert loops(f"I know, {phrase * times}{end}", SOURCE)
+PHRASES = ("so ", "I do ", "我不知道", "and then we go home ", "x y z 1 2 3 4 5, ")
+ENDLESS = [
+    (f"I know, {phrase * times}{end}", SOURCE)
+    for phrase in PHRASES
+    for end in ("", "but not now.")
+    for times in (8, 50)
+]
 
 
 @pytest.mark.parametrize(
     ("text", "source"),
     [
+        *ENDLESS,
         ("hahahahahaha", SOURCE),
         ("The ship, the ship of the king, the ship of the king, the ship of the king.", SOURCE),
         ("no " * 40, "no no no"),

@@ -30,20 +30,6 @@ def paraphrase(server):
     return Paraphrase(Endpoint("tiny", server.url, max_tokens=50, temperature=0.5, retries=1, concurrency=1))
 
 
-def test_lines_are_paraphrased_whole(server, paraphrase, tmp_path):
-    prompts = [["I lost the sea. Where?", "calm"], ["calm"]]
-    found = paraphrase.rewrite(prompts, tmp_path / "answers.sqlite")
-    assert {piece: (r.text, r.kept, r.stored) for piece, r in found.items()} == {
-        "I lost the sea. Where?": ("I misplaced the sea. Where?", None, False),
-        "calm": ("still", None, False),
-    }
-    asked = [request["messages"][1]["content"] for request in server.requests]
-    assert asked == ["I lost the sea. Where?", "calm"]
-    first = server.requests[0]
-    assert first["messages"][0] == {"role": "system", "content": INSTRUCTION}
-    assert (first["model"], first["temperature"]) == ("tiny", 0.5)
-
-
 def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
     loop = "the sea " * 6
     pieces = ["the sea was cut", "the sea in two lines", "the calm", f"{loop}calm", "a loop"]
@@ -69,20 +55,28 @@ AUGMENTED = [
 ]
 
 
-def test_the_tool(server, write_rows, tmp_path, capsys):
+def test_the_tool(server, write_rows, tmp_path):
     """The frame stays; a second run asks nothing, another instruction asks everything again."""
     train = write_rows([row | {"chosen": " a", "rejected": " b"} for row in ROWS])
     arguments = ["--source", "Files", "--source.train", train, "--output", str(tmp_path / "out.parquet")]
     arguments += ["--rewriter", "Paraphrase", "--rewriter.endpoint.base_url", server.url]
+    arguments += ["--rewriter.endpoint.model", "tiny", "--rewriter.endpoint.temperature", "0.5"]
     main(arguments)
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["augmented_prompt"] == AUGMENTED and set(table["method"]) == {"paraphrase"}
     settings = json.loads(table["settings"][0])
     assert settings["endpoint"]["base_url"] == server.url and settings["instruction"] == INSTRUCTION
     assert len(server.requests) == 5
+    pieces = {request["messages"][1]["content"] for request in server.requests}
+    assert "I lost my calm" in pieces and len(pieces) == 5
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": INSTRUCTION}
+    assert (server.requests[0]["model"], server.requests[0]["temperature"]) == ("tiny", 0.5)
     main(arguments)
     assert len(server.requests) == 5
-    assert "5 of 5 distinct pieces were stored by an earlier run" in capsys.readouterr().err
+    pieces = {request["messages"][1]["content"] for request in server.requests}
+    assert "I lost my calm" in pieces and len(pieces) == 5
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": INSTRUCTION}
+    assert (server.requests[0]["model"], server.requests[0]["temperature"]) == ("tiny", 0.5)
     main([*arguments, "--rewriter.instruction", "Say it again."])
     assert len(server.requests) == 10
     assert server.requests[-1]["messages"][0]["content"] == "Say it again."

@@ -1,6 +1,5 @@
 """Prompts cut into frame and contents: nothing is lost, and the frame is what a reader would call it."""
 
-import json
 import re
 
 import pytest
@@ -11,10 +10,7 @@ from pacmr_lightning.datamodules.augmentation.structure import (
     cut,
     looks_like_frame,
     prompt_sentences,
-    texts_of,
-    with_texts,
 )
-from pacmr_lightning.datamodules.chat import encode_messages
 from pacmr_lightning.datamodules.split_prompt import split_row
 
 from ...conftest import read_lines
@@ -50,6 +46,10 @@ def frame(text):
         ("Describe the sea in a calm mood:", ["Describe the sea in a calm mood:"]),
         (" Write: \n\n> quoted\n— 漢字 \n", ["Write:", "quoted", "漢字"]),
         ("\n\nHuman: POST: is no header here\n\nAssistant:", ["POST: is no header here"]),
+        *(
+            (text, [])
+            for text in ("", " \n ", "22 + 3 = ?", "👌🏾", "(www.a.b/c?d)", "\n\nHuman: 1\n\nAssistant:")
+        ),
     ],
 )
 def test_contents(text, expected):
@@ -61,13 +61,6 @@ def test_the_frame_of_a_post_and_of_a_transcript():
     assert frame(SINGLE) == ["SUBREDDIT: r/a\nTITLE: ", "\nPOST: ", "\nTL;DR: "]
     turns = ["\n\nHuman: ", "\n\nAssistant: Human:  ", "\n\n- ", "\n2) ", " \n\nHuman: 22\n\nAssistant:"]
     assert frame(HH) == turns
-
-
-@pytest.mark.parametrize(
-    "text", ["", " \n ", "22 + 3 = ?", "👌🏾", "(www.a.b/c?d)", "\n\nHuman: 1\n\nAssistant:"]
-)
-def test_without_words_all_is_frame(text):
-    assert contents(text) == [] and joined(cut(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -132,19 +125,6 @@ def test_the_frame_stays_when_contents_change(text):
     other = "".join("other words" if part.content else part.text for part in cut(text))
     assert frame(other) == frame(text)
     assert set(contents(other)) <= {"other words"}
-
-
-@given(contents=st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), _TEXTS), max_size=5))
-def test_conversations(contents):
-    messages = [{"role": role, "content": text} for role, text in contents]
-    prompt = encode_messages(messages)
-    texts = texts_of(prompt, chat=True)
-    assert texts == [text for role, text in contents if role == "user"]
-    assert with_texts(prompt, True, texts) == prompt
-    changed = json.loads(with_texts(prompt, True, [f"{text}!" for text in texts]))
-    assert changed == [m | {"content": m["content"] + "!" * (m["role"] == "user")} for m in messages]
-    # A text is its own only text.
-    assert texts_of(prompt, chat=False) == [prompt] and with_texts(prompt, False, [prompt]) == prompt
 
 
 def test_all_real_posts(shared_data):

@@ -16,7 +16,7 @@ from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
-from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
+from .marian import POSITIONS, back_and_forth, random_words, sentence, stored, translators  # noqa: F401
 
 PROMPTS = World().prompts()
 
@@ -43,22 +43,21 @@ def rewrite(rewriter, pieces, folder):
     return rewriter.rewrite([[piece] for piece in pieces], Path(folder) / "answers.sqlite")
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_there_and_back(translators, tmp_path, num_beams):  # noqa: F811
+def test_there_and_back(translators, tmp_path):  # noqa: F811
     """Every prompt of the synthetic benchmark becomes the first wording of the same meaning."""
-    rewriter = BackTranslation(*translators, num_beams=num_beams, batch_size=20)
+    rewriter = BackTranslation(*translators, num_beams=4, batch_size=20)
     word = "book" * 20  # too long, and never cut
     curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
     found = rewrite(rewriter, [*PROMPTS, word, curly, straight], tmp_path)
     assert {piece: found[piece].text for piece in PROMPTS} == {p: back_and_forth(p) for p in PROMPTS}
-    assert not any(found[piece].kept or found[piece].stored for piece in PROMPTS)
+    assert not any(found[piece].kept for piece in PROMPTS)
     assert (found[word].text, found[word].kept) == (word, TOO_LONG)
     assert found[curly].text == found[straight].text != curly
 
 
 def test_batches_are_what_transformers_generates_for_one_sentence(translators, tmp_path):  # noqa: F811
     rng = random.Random(3)
-    texts = list(dict.fromkeys(sentence(random_words(rng)) for _ in range(40)))
+    texts = list(dict.fromkeys(sentence(random_words(rng)) for _ in range(20)))
     expected = {text: text for text in texts}
     for folder, prefix in zip(translators, (">>cmn_Hans<< ", ""), strict=True):
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -118,42 +117,25 @@ def test_no_content_becomes_frame_or_loses_its_words():
     assert Rewriting.checked("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
 
 
-def test_the_store_makes_a_second_run_without_a_model(translators, tmp_path):  # noqa: F811
-    first = BackTranslation(*translators, num_beams=1)
-    done = rewrite(first, PROMPTS[:10], tmp_path)
-    second = BackTranslation(*translators, num_beams=1, batch_size=3)
-    again = rewrite(second, PROMPTS[:10], tmp_path)
-    assert {p: r.text for p, r in again.items()} == {p: r.text for p, r in done.items()}
-    assert all(result.stored for result in again.values())
-    # Nothing was loaded that takes time.
-    assert "model" not in vars(second.forward) and "model" not in vars(second.backward)
-    more = rewrite(second, PROMPTS[5:15], tmp_path)
-    assert [result.stored for result in more.values()] == [True] * 5 + [False] * 5
+def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # noqa: F811
+    folder = shutil.copytree(translators[1], tmp_path / "copy")
 
+    def run(prompts=PROMPTS[:10], **options):
+        rewriter = BackTranslation(translators[0], str(folder), **({"num_beams": 1} | options))
+        found = rewrite(rewriter, prompts, tmp_path)
+        return {piece: result.text for piece, result in found.items()}, stored(store), vars(rewriter.forward)
 
-def test_other_settings_use_no_old_results(translators, changed, tmp_path):  # noqa: F811
-    rewrite(BackTranslation(*translators), PROMPTS[:2], tmp_path)
-    for other in (
-        BackTranslation(*translators, num_beams=2),
-        BackTranslation(*translators, dtype="bfloat16"),
-        BackTranslation(*translators, backward_prefix="x "),
-        BackTranslation(translators[0], changed(bias={"▁sea": 0.1})),
-    ):
-        assert not any(result.stored for result in rewrite(other, PROMPTS[:2], tmp_path).values())
-
-
-def test_a_folder_is_known_by_its_content(translators, tmp_path):  # noqa: F811
-    def revision():
-        return BackTranslation(str(tmp_path / "copy"), translators[1]).settings["forward"]["revision"]
-
-    shutil.copytree(translators[0], tmp_path / "copy")
-    before = revision()
-    assert before == BackTranslation(*translators).settings["forward"]["revision"]
-    weights = tmp_path / "copy" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    assert revision() != before
+    store = tmp_path / "answers.sqlite"
+    first, count, _ = run()
+    again, same, loaded = run(batch_size=3)
+    assert (again, same, count) == (first, 10, 10) and "model" not in loaded, "no model was needed"
+    assert run(PROMPTS[5:15])[1] == 15
+    for number, options in enumerate(({"num_beams": 2}, {"dtype": "bfloat16"}, {"backward_prefix": "x "}), 1):
+        assert run(**options)[1] == 15 + 10 * number
+    # A folder is known by its content.
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
+    assert run()[1] == 55
 
 
 def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
