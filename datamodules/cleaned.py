@@ -177,7 +177,7 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a ``Source`` as in a file: messages as lists, ``tools`` as JSON text."""
-    about = ("chat", "template_fields", "unread", "like_messages", "texts", "reason", "prompt_given")
+    about = ("chat", "template_fields", "unread", "like_messages", "texts", "reason")
     found = {name: value for name, value in row.items() if value is not None and name not in about}
     for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
         if name in found and (row["chat"] or name == "chat_template_kwargs"):

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, time
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 from datasets import Features, List, Value
 
@@ -74,19 +72,14 @@ def _text_or_messages(value: object) -> str:
 
 def _label(value: object) -> str | None:
     # Ids and categories are often numbers; as text they mean the same.
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, float) and value.is_integer():  # pandas' integers beside gaps
-        if abs(value) > 2**53:
-            raise ValueError(f"{value!r}, a number of so many digits that it is rounded; write it as a text")
-        return str(int(value))
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, (int, UUID, Decimal, date, time)):  # a datetime is a date
-        return str(value)
-    if not isinstance(value, str):
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        if value.is_integer() and abs(value) <= 2**53:  # pandas' integers beside gaps
+            value = int(value)
+    if isinstance(value, (float, list, dict)):
         raise ValueError(f"{value!r}, but it must be a string, a whole number or a date")
-    return _text(value)
+    return _text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
 def _tools(value: Any) -> str | None:
@@ -162,18 +155,18 @@ class Columns:
         """Features of a dataset of such rows.
 
         ``prompt`` and responses are apart; where ``reason`` says why a row is unusable, they are as given.
-        ``texts``: a hash of them as given. ``prompt_given``: they were apart already. ``chat``: the row
-        holds chat messages as JSON. ``template_fields``: their fields beside role and content, separated by
-        spaces. ``unread``: columns that are not read, separated by newlines. ``like_messages``: columns
-        with a text that reads as messages, and is none.
+        ``texts``: a hash of them as given. ``chat``: the row holds chat messages as JSON.
+        ``template_fields``: their fields beside role and content, separated by spaces. ``unread``: columns
+        that are not read, separated by newlines. ``like_messages``: columns with a text that reads as
+        messages, and is none.
         """
         kinds: dict[Callable[[object], str | float | None], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64"), _number: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
         about = dict.fromkeys(("texts", "reason", "template_fields", "unread"), Value("string"))
-        about |= dict.fromkeys(("prompt_given", "chat"), Value("bool"))
-        return Features(texts | others | about | {"like_messages": List(Value("string"))})
+        about |= {"chat": Value("bool"), "like_messages": List(Value("string"))}
+        return Features(texts | others | about)
 
     def json_columns(self, rows: Iterable[dict[str, Any]]) -> set[str]:
         """Return the columns whose texts hold chat messages as JSON, in each row that has a text.
@@ -347,12 +340,12 @@ def checked(
         clean = columns.check(row, place, as_json)
         if clean["prompt"] is not None:
             with_prompt = with_prompt or place
-        elif "prompt" in row and not clean["chat"] and not clean[columns.responses[0]].startswith(HUMAN):
+        elif not clean["chat"] and not clean[columns.responses[0]].startswith(HUMAN):
             without = without or place
         if with_prompt and without:
             raise UserError(
-                f"{without} has no 'prompt': its value is null, but {with_prompt} has one; give "
-                "each row its prompt, or remove the row."
+                f"{without} has no 'prompt', but {with_prompt} has one; give each row its prompt, or remove "
+                "the row."
             )
         given = [clean[name] for name in ("prompt", *columns.responses)]
         texts = texts_key(*given)
@@ -365,9 +358,8 @@ def checked(
                 "give each row its own id, or leave the ids out and they are made."
             )
         places[clean["id"]] = place
-        clean |= {"texts": texts, "prompt_given": given[0] is not None}
         split = columns.split(*given, clean["chat"])
-        clean["reason"] = split.reason
+        clean |= {"texts": texts, "reason": split.reason}
         if split.reason is None:
             clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
         yield clean

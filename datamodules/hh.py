@@ -66,7 +66,9 @@ class AnthropicHH(RowsBySplit, Source):
     def prompts(self) -> list[str]:  # type: ignore[override]
         """Distinct prompts of the test split; with ``single_turn`` only those with one human turn."""
         found = dict.fromkeys(prompt for prompt in prompts_of(self.read("test")) if prompt)
-        return [prompt for prompt in found if not self.single_turn or is_single_turn(prompt)]
+        # Each has both marks at least once.
+        turns = {prompt: prompt.count(HUMAN) + prompt.count(ASSISTANT) for prompt in found}
+        return [prompt for prompt in found if not self.single_turn or turns[prompt] == 2]
 
 
 class HHCompletions(Completions):
@@ -99,11 +101,6 @@ class HHCompletions(Completions):
         usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
         found = SplitRows.of_dataset(self.pairs.path, rows.select(usable, keep_in_memory=True))
         return convert([("", found)], SFT, _demonstration, self.pairs.path, "hh 2")
-
-
-def is_single_turn(prompt: str) -> bool:
-    """Return whether a transcript has one human turn and no assistant turn before the response."""
-    return prompt.count(HUMAN) == 1 and prompt.count(ASSISTANT) == 1
 
 
 def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:

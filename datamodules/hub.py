@@ -12,7 +12,6 @@ import datasets
 import pandas as pd
 from datasets import Dataset, DownloadManager, Features, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError
-from datasets.features.features import require_decoding
 from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.json.json import JsonConfig
@@ -36,18 +35,16 @@ class SplitRows:
     names: list[str]
     """Names of its columns."""
     read: Callable[[Sequence[str]], Iterator[tuple[str, dict[str, Any]]]]
-    """Yields rows with these columns, and perhaps others, each with its place for errors."""
+    """Yields rows with these of its columns, and perhaps others, each with its place for errors."""
     key: str
     """Changes with the rows."""
 
     @classmethod
     def of_dataset(cls, place: str, rows: Dataset, key: str | None = None) -> SplitRows:
-        """Return the rows of a dataset, without media."""
-        media = [name for name in rows.column_names if require_decoding(rows.features[name])]
-        plain = rows.remove_columns(media)
+        """Return the rows of a dataset."""
 
         def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-            for number, values in enumerate(plain, 1):
+            for number, values in enumerate(rows.select_columns(list(names)), 1):
                 yield f"{place}, row {number}", arrow_row(values)
 
         return cls(rows.column_names, read, key or rows._fingerprint)
@@ -89,15 +86,11 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
         if isinstance(config, CsvConfig):
             options |= _texts_of_csv(config, files)
         found = load_dataset(path, split=split, **options)
-    except DatasetGenerationError as error:
+    except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         raise UserError(
-            f"The split {split!r} of the dataset {where} cannot be read ({first_line(error.__cause__)}); "
-            "fetch it again."
-        ) from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(error)}); give a Hub "
-            "id or a folder, a subset and a split that exist."
+            f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(cause)}); give a Hub "
+            "id or a folder, a subset and a split that exist, or fetch it again if it is broken."
         ) from None
     for name, feature in found.features.items() if isinstance(config, JsonConfig) else ():
         if name in _TEXTS and "timestamp" in str(feature):

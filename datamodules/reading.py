@@ -19,7 +19,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-_LAYOUT = 10
+_LAYOUT = 11
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -103,14 +103,6 @@ def _announced(rows: Dataset, name: str) -> Dataset:
         _say(
             f"{name}: {number} of {len(rows)} texts in {column!r} read as chat messages, but others do not, "
             "so all stay texts."
-        )
-    texts = pc.invert(rows.data.column("chat"))
-    lacking = pc.and_(texts, pc.invert(rows.data.column("prompt_given")))
-    count, missing = (pc.sum(flags).as_py() or 0 for flags in (texts, lacking))
-    if 0 < missing < count:
-        _say(
-            f"{name}: {missing} of {count} rows of texts have no prompt, so it is what their responses "
-            "begin with; give them one if it is not."
         )
     return rows
 

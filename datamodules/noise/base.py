@@ -35,25 +35,28 @@ class LabelNoise(Recorded, ABC):
     def flips(self, rows: Dataset, seed: int) -> dict[str, bool]:
         """Return, by id, whether each row's label is flipped; another seed flips other pairs."""
         ids, probabilities = rows["id"][:], self.probabilities(rows)
-        if len(probabilities) != len(ids):
+        odd = [p for p in probabilities if not 0 <= p <= 1]
+        if odd or len(probabilities) != len(ids):
+            among = f", {odd[0]} among them," if odd else ""
             raise UserError(
-                f"{type(self).__name__} gives {len(probabilities)} probabilities of {len(ids)} training "
-                "pairs; each needs one."
+                f"{type(self).__name__} gives {len(probabilities)} probabilities{among} for {len(ids)} "
+                "training pairs; each needs one in [0, 1]."
             )
-        flips = {}
-        for pair, probability in zip(ids, probabilities, strict=True):
-            if not 0 <= probability <= 1:
-                raise UserError(
-                    f"{type(self).__name__} gives the pair {pair!r} the probability {probability} of a flip, "
-                    "but it must lie in [0, 1]."
-                )
-            flips[pair] = bool(unit_hash(pair, seed) < probability)
-        return flips
+        return {i: bool(unit_hash(i, seed) < p) for i, p in zip(ids, probabilities, strict=True)}
 
 
 def check_share(share: float | None) -> None:
     """Raise a UserError unless ``share``, an expected noise rate, lies above 0 and below 0.5 or is None."""
     check_within("(0, 0.5)", ", as an expected noise rate; use 0.3 for 30%", share=share)
+
+
+def check_share_or(kind: str, option: str, value: object, share: float | None) -> None:
+    """Raise a UserError unless either ``value`` or an expected noise rate is given."""
+    if (value is None) == (share is None):
+        raise UserError(
+            f"{kind} has {option} {value} and share {share}; give one of the two, such as share 0.3."
+        )
+    check_share(share)
 
 
 def calibrated(

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pacmr_lightning.errors import UserError, check_rates, check_within
 
 from ..hashing import unit_hash
-from .base import LabelNoise, calibrated, check_share
+from .base import LabelNoise, calibrated, check_share_or
 
 
 class CategoryNoise(LabelNoise):
@@ -26,7 +26,7 @@ class CategoryNoise(LabelNoise):
     def __init__(
         self, rates: dict[str, float] | None = None, others: float = 0.0, share: float | None = None
     ):
-        _check_one("CategoryNoise", "rates", rates, share)
+        check_share_or("CategoryNoise", "rates", rates, share)
         check_rates(others=others, **{f"rates of {name!r}": rate for name, rate in (rates or {}).items()})
         if share is not None and others:
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
@@ -52,33 +52,21 @@ class AnnotatorNoise(LabelNoise):
     """Annotators of different reliability: P(flip) = 1 - the reliability of the pair's annotator.
 
     As in Dawid and Skene's model and RE-PO (arXiv 2509.24159). If no row has an ``annotator``, the hash of
-    its id assigns one, which a run's ``noise_mask.parquet`` records.
+    its id assigns one, of ten with a ``share``, which a run's ``noise_mask.parquet`` records.
 
     Args:
         share: expected noise rate over the training rows, above 0 and below 0.5: the least
             reliable annotator guesses; see ``spread_rates``.
         reliabilities: by annotator, in [0, 1], instead; 0.5 is a guess.
-        annotators: how many there are where no row names one and no reliabilities are given; 10 unless said.
     """
 
-    def __init__(
-        self,
-        share: float | None = None,
-        reliabilities: dict[str, float] | None = None,
-        annotators: int | None = None,
-    ):
-        _check_one("AnnotatorNoise", "reliabilities", reliabilities, share)
+    def __init__(self, share: float | None = None, reliabilities: dict[str, float] | None = None):
+        check_share_or("AnnotatorNoise", "reliabilities", reliabilities, share)
         named = {f"reliabilities of {name!r}": value for name, value in (reliabilities or {}).items()}
         check_within("[0, 1]", "; 0.5 is a guess", **named)
-        if annotators is not None and (annotators < 1 or reliabilities is not None):
-            raise UserError(
-                f"annotators is {annotators}, but it must be at least 1, and stays out where reliabilities "
-                "name the annotators."
-            )
         self.share = share
         self.reliabilities = _by_text(reliabilities)
-        self._names = list(self.reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
-        self._counted = annotators is not None
+        self._names = list(self.reliabilities or (f"annotator-{k}" for k in range(1, 11)))
 
     def annotators(self, rows: Dataset) -> list[str]:
         """Return each row's annotator, as the data names it or assigned by the hash of its id."""
@@ -90,11 +78,6 @@ class AnnotatorNoise(LabelNoise):
             raise UserError(
                 f"{len(unknown)} of the {len(ids)} training pairs have no annotator, {unknown[0]!r} for one; "
                 "give all of them one, or none, and they are assigned."
-            )
-        if self._counted:
-            raise UserError(
-                f"annotators is {len(self._names)}, but the training pairs name their annotators themselves "
-                f"({_some(found)}); take it out."
             )
         return found
 
@@ -132,14 +115,6 @@ def spread_rates(share: float, groups: Sequence[str | None], kind: str) -> list[
     shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
     rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
     return [rates[group] for group in groups]
-
-
-def _check_one(kind: str, option: str, value: dict[str, float] | None, share: float | None) -> None:
-    if (value is None) == (share is None):
-        raise UserError(
-            f"{kind} has {option} {value} and share {share}; give one of the two, such as share 0.3."
-        )
-    check_share(share)
 
 
 def _by_text(values: dict[str, float] | None) -> dict[str, float]:

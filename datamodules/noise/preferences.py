@@ -12,7 +12,7 @@ from scipy.special import expit, log_expit, logit
 from pacmr_lightning.errors import UserError, check_within
 
 from ..row_values import response_texts
-from .base import LabelNoise, calibrated, check_share
+from .base import LabelNoise, calibrated, check_share, check_share_or
 
 _LOG_RANGE = 30.0
 """Temperatures and strengths are searched between exp(-30) and exp(30)."""
@@ -53,12 +53,8 @@ class TemperatureLabels(LabelNoise):
     """
 
     def __init__(self, tau: float | None = None, share: float | None = None):
-        if (tau is None) == (share is None):
-            raise UserError(
-                f"TemperatureLabels has tau {tau} and share {share}; give one of the two, such as tau 3."
-            )
+        check_share_or("TemperatureLabels", "tau", tau, share)
         check_within("(0, inf)", "; 1 leaves labels as found", tau=tau)
-        check_share(share)
         self.tau = tau
         self.share = share
 

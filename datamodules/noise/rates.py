@@ -17,9 +17,8 @@ def noise_from_options(
     noise: LabelNoise | None, noise_rate: float, noise_rates: Sequence[float] | None
 ) -> LabelNoise | None:
     """Return the noise that the datamodule's three options define; None if labels stay as found."""
-    symmetric = SymmetricNoise(noise_rate)
     given = {
-        "noise_rate": symmetric if noise_rate else None,
+        "noise_rate": SymmetricNoise(noise_rate) if noise_rate else None,
         "noise": noise,
         "noise_rates": None if noise_rates is None else TwoRateNoise(noise_rates),
     }

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pandas as pd
-import PIL.Image as PIL
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +20,7 @@ from pacmr_lightning.datamodules import (
     TLDRCompletions,
 )
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
-from pacmr_lightning.datamodules.hh import SUBSETS, is_single_turn
+from pacmr_lightning.datamodules.hh import SUBSETS
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 
@@ -72,30 +71,20 @@ def test_tldr(tldr, tokenizer):
     assert rows["category"][:3] == ["r/dogs", "r/cats", "r/dogs"]
     _, counts = tokenize_pairs(rows, tokenizer, 768)
     assert counts["kept"] == 6 and counts["no augmented prompt"] == 0
-    assert len(TLDR(tldr, validation_split="validation_cnndm").load("validation")) == 2
-    assert TLDR().path == "trl-internal-testing/tldr-preference-trl-style"
+    assert len(TLDR(tldr, "validation_cnndm").load("validation")) == 2
 
 
-def test_tldr_summaries_have_the_prompts_of_the_comparisons(tmp_path, tldr):
+def test_tldr_summaries(tmp_path, tldr):
+    """They have the prompts of the comparisons; evaluation takes the distinct posts of their test split."""
     folder = tmp_path / "summaries"
-    rows = [{"prompt": post(i, "\n", " "), "label": f"Sum {i}."} for i in range(6)]
-    for split in ("train", "valid", "test"):
-        write_parquet(folder, split, rows)
-    source = TLDRCompletions(str(folder))
-    assert source.load("train")["prompt"][:] == TLDR(tldr).load("train")["prompt"][:]
-    assert source.load("validation")["completion"][0] == " Sum 0."
-    assert TLDRCompletions().path == "CarperAI/openai_summarize_tldr"
-
-
-def test_tldr_evaluation_prompts(tmp_path, tldr):
-    """Distinct posts of the summaries' test split, laid out as comparisons; else the validation's."""
-    folder = tmp_path / "summaries"
-    for split, numbers in (("train", [0]), ("valid", [1]), ("test", [7, 8, 8, 9])):
+    for split, numbers in (("train", range(6)), ("valid", [1]), ("test", [7, 8, 8, 9])):
         write_parquet(folder, split, [{"prompt": post(i, "\n", " "), "label": f"Sum {i}."} for i in numbers])
+    summaries = TLDRCompletions(str(folder))
+    assert summaries.load("train")["prompt"][:] == TLDR(tldr).load("train")["prompt"][:]
+    assert summaries.load("validation")["completion"][0] == " Sum 1."
     source = TLDR(tldr, test_prompts=str(folder))
     assert source.prompts == [post(7), post(8), post(9)]
     assert {prompt.text for prompt in draw_prompts(source, None, 42)} == set(source.prompts)
-    assert TLDR(tldr).prompts is None
     drawn = {prompt.text for prompt in draw_prompts(TLDR(tldr), None, 42)}
     assert drawn == set(TLDR(tldr).load("validation")["prompt"][:])
 
@@ -128,26 +117,18 @@ def test_hh(hh, tokenizer):
     assert set(train["category"]) == set(SUBSETS)
     _, counts = tokenize_pairs(train, tokenizer, 768)
     assert counts["different prompts"] == 4
-    assert AnthropicHH().path == "Anthropic/hh-rlhf"
     assert set(AnthropicHH(hh, ["harmless-base"]).load("train")["category"]) == {"harmless-base"}
     other = AnthropicHH(hh, split_seed=1).load("validation")
     assert set(other["prompt"]) != set(validation["prompt"])
 
-
-def test_hh_evaluation_prompts(hh):
-    everything, single = AnthropicHH(hh).prompts, AnthropicHH(hh, single_turn=True).prompts
-    assert len(everything) == 4 * 8 and len(single) == 4 * 4
-    assert all(is_single_turn(prompt) for prompt in single) and set(single) < set(everything)
+    everything, single = source.prompts, AnthropicHH(hh, single_turn=True).prompts
+    assert len(everything) == 4 * 8 and len(single) == 4 * 4 and set(single) < set(everything)
+    assert all(prompt.count("\n\nHuman:") == 1 for prompt in single)
     assert all(" test " in prompt and prompt.endswith("\n\nAssistant:") for prompt in everything)
-
-
-def test_hh_chosen_responses(hh):
-    source, pairs = HHCompletions(hh), AnthropicHH(hh)
-    rows = source.load("train")
-    assert set(rows["completion"]) == {" Yes."}
-    assert not set(rows["prompt"]) & set(source.load("validation")["prompt"])
-    assert set(rows["id"]) <= set(pairs.load("train")["id"])
-    assert len(rows) + len(source.load("validation")) == 4 * 50
+    responses, held_out = (HHCompletions(hh).load(split) for split in ("train", "validation"))
+    assert set(responses["completion"]) == {" Yes."} and set(responses["id"]) <= set(train["id"])
+    assert not set(responses["prompt"]) & set(held_out["prompt"])
+    assert len(responses) + len(held_out) == 4 * 50
 
 
 def test_any_dataset(tmp_path):
@@ -164,21 +145,14 @@ def test_any_dataset(tmp_path):
 
 
 def test_conversations(tmp_path):
-    rows = [
-        {
-            "prompt": [message("user", f"q {i}")],
-            "chosen": [message("assistant", "a")],
-            "rejected": [message("assistant", "b")],
-            "messages": [message("user", f"q {i}"), message("assistant", "a")],
-        }
-        for i in range(30)
-    ]
-    write_parquet(tmp_path / "chat", "train", rows)
-    write_parquet(tmp_path / "chat", "test", rows[:3])
+    question, sides = [message("user", "q")], {"chosen": "a", "rejected": "b"}
+    row = {side: [message("assistant", text)] for side, text in sides.items()}
+    row |= {"prompt": question, "messages": question + row["chosen"]}
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "chat", split, [row] * 3)
     pairs = HubPreferences(str(tmp_path / "chat"), validation_split="test")
     assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
-    rows = HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load("train")
-    assert all(rows["chat"])
+    assert all(HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load_all()["chat"])
 
 
 def test_a_saved_dataset(tmp_path):
@@ -210,7 +184,7 @@ def test_csv(tmp_path):
     assert found["chosen"][:] == texts and set(found["category"]) == {"NA"}
     for name in ("id", "annotator", "flipped", "eta"):
         assert found[name][:] == [row[name] for row in rows]
-    assert found["rejected"][:] == [row["bad"] for row in rows] and set(found["unread"]) == {None}
+    assert found["rejected"][:] == [row["bad"] for row in rows] and set(found["unread"]) == {"margin"}
     pd.DataFrame([*rows, rows[0] | {"id": 9, "good": None}]).to_csv(
         tmp_path / "csv" / "train.csv", index=False
     )
@@ -265,53 +239,32 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
 
 
 def test_a_column_can_be_left_out(tmp_path):
-    rows = [
-        {
-            "prompt": f"q{i}",
-            "chosen": "a",
-            "rejected": "b",
-            "category": ["x", "y"],
-            "flipped": "no",
-            "id": "x",
-        }
-        for i in range(4)
-    ]
+    odd = {"category": ["x", "y"], "flipped": "no", "id": "x"}
+    rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b", **odd} for i in range(4)]
     write_parquet(tmp_path / "odd", "train", rows)
-    path = str(tmp_path / "odd")
-    with pytest.raises(
-        UserError, match=r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
-    ):
+    path, said = str(tmp_path / "odd"), r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
+    with pytest.raises(UserError, match=said):
         HubPreferences(path).load_all()
-    found = HubPreferences(path, columns=dict.fromkeys(("category", "flipped", "id"))).load_all()
-    assert set(found["category"]) == {None} and set(found["flipped"]) == {None}
+    found = HubPreferences(path, columns=dict.fromkeys(odd)).load_all()
+    assert set(found["category"]) == {None} == set(found["flipped"])
     assert len(set(found["id"])) == 4
 
 
-def test_columns_of_types_that_nobody_reads(tmp_path):
-    """They are not read, whatever datasets makes of them."""
-    count = 3
+def test_columns_that_are_not_read(tmp_path, caplog):
+    """They are named, whatever type they have."""
     odd = {
-        "map": pa.array([[("a", 1)]] * count, pa.map_(pa.string(), pa.int64())),
-        "time": pa.array([1] * count, pa.time64("ns")),
-        "views": pa.array(["a"] * count, pa.string_view()),
-        "nothing": pa.nulls(count),
+        "map": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
+        "time": pa.array([1] * 3, pa.time64("ns")),
+        "views": pa.array(["a"] * 3, pa.string_view()),
+        "nothing": pa.nulls(3),
     }
-    texts = {
-        name: pa.array([f"{name} {i}" for i in range(count)]) for name in ("prompt", "chosen", "rejected")
-    }
+    texts = {name: pa.array([f"{name} {i}" for i in range(3)]) for name in ("prompt", "chosen", "rejected")}
     (tmp_path / "odd").mkdir()
     pq.write_table(pa.table(texts | odd), tmp_path / "odd" / "train.parquet")
-    assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
-
-
-def test_columns_that_are_not_read(tmp_path, caplog):
-    rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b", "score_chosen": 1.0} for i in range(30)]
-    rows = Dataset.from_list([row | {"image": PIL.new("RGB", (2, 2))} for row in rows])
-    (tmp_path / "set").mkdir()
-    rows.to_parquet(tmp_path / "set" / "train.parquet")
     with caplog.at_level("INFO"):
-        HubPreferences(str(tmp_path / "set")).load("train")
-    assert f"{tmp_path / 'set'}: these columns are not read: image, score_chosen." in caplog.messages
+        assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
+    said = f"{tmp_path / 'odd'}: these columns are not read: map, nothing, time, views."
+    assert said in caplog.messages
     write_parquet(tmp_path / "other", "train", [{"question": "q", "chosen": "a b", "rejected": "a c"}])
     with pytest.raises(UserError, match=r"column 'question', .*--source.columns '\{prompt: question\}'"):
         HubPreferences(str(tmp_path / "other")).load("train")
@@ -326,38 +279,42 @@ def test_second_load_comes_from_the_cache(tldr, monkeypatch):
 
 
 def test_errors(tldr, hh, tmp_path):
-    with pytest.raises(UserError, match=r"split 'nothing' of the dataset .*tldr cannot be loaded"):
-        TLDR(tldr, validation_split="nothing").load("validation")
-    with pytest.raises(UserError, match=r"The dataset folder .*none does not exist"):
-        HubPreferences(str(tmp_path / "none")).load("train")
-    with pytest.raises(UserError, match="subsets names 'helpful'; choose from harmless-base"):
-        AnthropicHH(hh, ["helpful"])
-    with pytest.raises(UserError, match="subsets names None"):
-        AnthropicHH(hh, [])
+    for subsets, said in (
+        (["helpful"], "subsets names 'helpful'; choose from harmless-base"),
+        ([], "names None"),
+    ):
+        with pytest.raises(UserError, match=said):
+            AnthropicHH(hh, subsets)
     with pytest.raises(UserError, match="columns names 'winner'"):
         HubPreferences(tldr, columns={"winner": "chosen"})
-    with pytest.raises(UserError, match=r"chosen: .winner., but .* has the columns info, choice"):
-        HubPreferences(tldr, columns={"chosen": "winner"}).load("train")
-    wrong = [{"prompt": "a", "response_j": "b", "response_k": "c"}]
-    write_parquet(tmp_path / "wrong", "train", wrong)
-    wrong = str(tmp_path / "wrong")
-    found = "but prompt, response_j, response_k; name it, as in --source.columns "
-    with pytest.raises(UserError, match=f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"):
-        HubPreferences(wrong).load("train")
-    with pytest.raises(UserError, match=f"no column 'rejected', {found}"):
-        HubPreferences(wrong, columns={"chosen": "response_j"}).load("train")
-    with pytest.raises(UserError, match=f"no column 'completion', {found}"):
-        HubCompletions(wrong).load("train")
+    write_parquet(tmp_path / "wrong", "train", [{"prompt": "a", "response_j": "b", "response_k": "c"}])
     write_parquet(tmp_path / "no prompt", "train", [{"question": "a", "completion": "b"}])
-    with pytest.raises(UserError, match=r"row 1 has no 'prompt' \(columns found: 'question', 'completion'\)"):
-        HubCompletions(str(tmp_path / "no prompt")).load("train")
-    broken = tmp_path / "broken"
-    write_parquet(broken, "train", [{"chosen": "a"}])
-    file = next(broken.rglob("*.parquet"))
+    write_parquet(tmp_path / "broken", "train", [{"chosen": "a"}])
+    file = next((tmp_path / "broken").rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"cannot be (read|loaded)") as caught:
-        HubPreferences(str(broken)).load("train")
-    assert "\n" not in str(caught.value)
+    wrong, found = (
+        str(tmp_path / "wrong"),
+        "but prompt, response_j, response_k; name it, as in --source.columns ",
+    )
+    for source, said in (
+        (TLDR(tldr, "nothing"), r"split 'nothing' of the dataset .*tldr cannot be loaded"),
+        (HubPreferences(str(tmp_path / "none")), r"The dataset folder .*none does not exist"),
+        (
+            HubPreferences(tldr, columns={"chosen": "winner"}),
+            "chosen: .winner., but .* has the columns info, cho",
+        ),
+        (HubPreferences(wrong), f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"),
+        (HubPreferences(wrong, columns={"chosen": "response_j"}), f"no column 'rejected', {found}"),
+        (HubCompletions(wrong), f"no column 'completion', {found}"),
+        (
+            HubCompletions(str(tmp_path / "no prompt")),
+            r"row 1 has no 'prompt' \(.* 'question', 'completion'\)",
+        ),
+        (HubPreferences(str(tmp_path / "broken")), r"cannot be (read|loaded)"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            source.load("validation" if isinstance(source, TLDR) else "train")
+        assert "\n" not in str(caught.value)
 
 
 def test_real_rows(shared_data, tmp_path, tokenizer):

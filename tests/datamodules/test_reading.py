@@ -110,10 +110,8 @@ def test_columns_about_a_prompt_are_none(name):
 
 def test_a_null_prompt_among_prompts(write_rows):
     rows = [PAIR | {"prompt": "What is the sea?"}, PAIR | {"prompt": None}]
-    for found in (rows, rows[::-1]):
-        with pytest.raises(
-            UserError, match=r"line \d has no 'prompt': its value is null, but .*line \d has one"
-        ):
+    for found in (rows, rows[::-1], [rows[0], PAIR]):
+        with pytest.raises(UserError, match=r"line \d has no 'prompt', but .*line \d has one; give each row"):
             read_preferences(write_rows(found))
     assert len(read_preferences(write_rows([rows[1]] * 2))) == 2, "all of them are implicit"
     with pytest.raises(UserError, match="line 1 has no 'chosen': its value is null"):
@@ -124,7 +122,7 @@ def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    about = {*TEMPLATE, "chat", "unread", "like_messages", "texts", "reason", "prompt_given"}
+    about = {*TEMPLATE, "chat", "unread", "like_messages", "texts", "reason"}
     assert set(rows.column_names) == {"id", "prompt", "completion"} | about
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
     with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):

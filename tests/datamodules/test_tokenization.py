@@ -53,7 +53,7 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
         {"prompt": "x", "chosen": " a", "rejected": " a<eos>"},
         {"prompt": "x", "chosen": " a", "rejected": " b" * 50},
         {"chosen": hh + " a", "rejected": hh + hh + " a"},
-        {"chosen": "yes", "rejected": "no"},
+        {"chosen": "\n\nHuman: yes", "rejected": "\n\nHuman: no"},
         {"chosen": hh + " a", "rejected": hh},
     ]
     kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 40)

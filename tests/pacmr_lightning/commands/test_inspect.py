@@ -31,7 +31,7 @@ def mixed_rows(seed):
     rows = [
         {"prompt": "x", "chosen": " a", "rejected": " a"},
         {"prompt": "x", "chosen": " ", "rejected": " b"},
-        {"chosen": "yes", "rejected": "no"},
+        {"chosen": "\n\nHuman: yes", "rejected": "\n\nHuman: no"},
         {"chosen": HH.format("a") + "b", "rejected": HH.format("c") + "d"},
     ]
     for i in range(60):
