@@ -43,9 +43,6 @@ class Recorder(LightningModule):
         assert isinstance(batch, PairBatch)
         self.evaluated += zip(batch.ids, batch.flipped.tolist(), strict=True)
 
-    def test_step(self, batch, _):
-        self.validation_step(batch, _)
-
     def predict_step(self, batch, _):
         assert isinstance(batch, PromptBatch)
         return batch
@@ -74,9 +71,10 @@ def data(write_rows, pair_rows, tiny_tokenizer_folder):
     return make
 
 
-def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
-    module, datamodule = Recorder(), data(noise_rate=0.4, task="books")
-    trainer(max_epochs=2, num_sanity_val_steps=0).fit(module, datamodule)
+def test_fit_validates_on_clean_labels_and_counts(trainer, data, caplog):
+    module, datamodule = Recorder(), data(noise_rate=0.4)
+    with caplog.at_level("INFO"):
+        trainer(max_epochs=2, num_sanity_val_steps=0).fit(module, datamodule)
     assert [step for step, *_ in module.seen] == list(range(22))
     assert [step for step, _, meta in module.seen if meta] == list(range(0, 22, 3))
     assert len(module.evaluated) == 20 and {flag for _, flag in module.evaluated} == {-1}
@@ -85,22 +83,22 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
         "train": {"rows": 46, "kept": 46, "no augmented prompt": 0, "flipped": flipped},
         "validation": {"rows": 10, "kept": 10, "no augmented prompt": 0},
     }
-    assert datamodule.gold_reward is None
-    assert datamodule.tokenizer.eos_token == "<eos>" and datamodule.task == "books"
+    lines = [r.getMessage() for r in caplog.records if "pairs kept" in r.getMessage()]
+    assert len(lines) == 2 and lines[0].startswith("rows.jsonl, train: 46 of 46 pairs kept; ")
+    assert "of labels flipped" in lines[0] and "flipped" not in lines[1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("save", "die_at"),
+    ("save", "die_at", "workers"),
     [
-        ({"every_n_train_steps": 5}, 7),
-        ({"every_n_train_steps": 5}, 18),
-        ({"every_n_train_steps": 11}, 11),
-        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, 13),
-        ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, 13),
+        ({"every_n_train_steps": 5}, 7, 0),
+        ({"every_n_train_steps": 5}, 18, 1),
+        ({"every_n_train_steps": 11}, 11, 0),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, 13, 1),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, 13, 0),
     ],
 )
-def test_resuming_goes_on_with_the_next_batch(trainer, data, tmp_path, workers, save, die_at):
+def test_resuming_goes_on_with_the_next_batch(trainer, data, tmp_path, save, die_at, workers):
     whole = Recorder()
     trainer(max_epochs=3).fit(whole, data())
     first = Recorder(die_at)
@@ -177,17 +175,12 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
     assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text
 
 
-def test_data_can_be_looked_at_without_a_trainer(data):
+def test_data_without_a_trainer(data):
     datamodule = data()
     datamodule.setup("fit")
     assert len(list(datamodule.train_dataloader())) == 11
-    assert [len(batch) for batch in datamodule.val_dataloader()] == [4, 4, 2]
-
-
-def test_test_uses_the_validation_pairs(trainer, data):
-    module = Recorder()
-    trainer().test(module, data())
-    assert len({i for i, _ in module.evaluated}) == 10
+    for loader in (datamodule.val_dataloader(), datamodule.test_dataloader()):
+        assert [len(batch) for batch in loader] == [4, 4, 2]
 
 
 def test_predict_answers_each_prompt_once(trainer, data, write_rows, pair_rows):
@@ -211,7 +204,7 @@ def test_predict_answers_each_prompt_once(trainer, data, write_rows, pair_rows):
 def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, write_rows, caplog):
     words = [3, 9, 1, 6, 8, 2, 4]
     rows = [{"prompt": f"{n} the{' sea' * n}", "chosen": " a", "rejected": " b"} for n in words]
-    rows += [{"chosen": "Nothing in common.", "rejected": "With this."}, rows[1] | {"chosen": " c"}]
+    rows += [{"chosen": "\n\nHuman: 1", "rejected": "\n\nHuman: 2"}, rows[1] | {"chosen": " c"}]
     path = write_rows(rows)
     datamodule = data(Files(path, path))
     lengths = [batch.attention_mask.sum(1) for batch in trainer().predict(Recorder(), datamodule)]
@@ -226,6 +219,9 @@ def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, 
     assert left_out in caplog.text
     with pytest.raises(UserError, match="None of the 7 prompts to answer has 1 to 2 tokens"):
         trainer().predict(Recorder(), data(Files(path, path), predict_max_length=2))
+    none = write_rows([{"prompt": " ", "chosen": " a", "rejected": " b"}], "none.jsonl")
+    with pytest.raises(UserError, match=r"none\.jsonl has no prompt to answer"):
+        trainer().predict(Recorder(), data(Files(none, none)))
 
 
 def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, pair_rows, caplog):
@@ -246,12 +242,6 @@ def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, p
         assert told == (count == 61)
 
 
-def test_a_source_without_prompts(write_rows, trainer, data):
-    path = write_rows([{"prompt": " ", "chosen": " a", "rejected": " b"}])
-    with pytest.raises(UserError, match=r"rows.jsonl has no prompt to answer"):
-        trainer().predict(Recorder(), data(Files(path, path)))
-
-
 def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
     datamodule = data(EmbeddedWorld(pairs=30, validation_pairs=5))
     batches = trainer().predict(Recorder(), datamodule)
@@ -261,7 +251,6 @@ def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
     # As SampleResponses asks for them, in the order of the data.
     in_order = [prompt for batch in data(datamodule.source).predict_dataloader() for prompt in batch.prompts]
     assert in_order == datamodule.source.prompts
-    assert isinstance(datamodule.gold_reward(prompts[0], " calm"), float)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +280,3 @@ def test_data_that_does_not_suffice(trainer, data):
     ):
         with pytest.raises(UserError, match=message):
             trainer(max_steps=1).fit(WithoutModel(), data(**options))
-
-
-def test_summary_is_one_line(trainer, data, caplog):
-    with caplog.at_level("INFO"):
-        trainer(max_steps=1).fit(Recorder(), data(noise_rate=0.4))
-    lines = [r.getMessage() for r in caplog.records if "pairs kept" in r.getMessage()]
-    assert len(lines) == 2 and lines[0].startswith("rows.jsonl, train: 46 of 46 pairs kept; ")
-    assert "of labels flipped" in lines[0] and "flipped" not in lines[1]

@@ -50,24 +50,15 @@ def augmentations(tmp_path):
     return make
 
 
-def test_the_outer_set_is_the_pairs_of_the_augmented_prompts(make, augmentations, pair_rows):
-    prompts = [row["prompt"] for row in pair_rows(30)][:6]
-    data = make(augmentations=augmentations(prompts))
-    assert (
-        data.counts["train"]["no augmented prompt"] == 24
-        and data.counts["validation"]["no augmented prompt"] == 0
-    )
+def test_meta_batches_have_the_augmented_prompts(make, augmentations, pair_rows):
+    """The longest pair counts them, too."""
+    data = make(augmentations=augmentations([row["prompt"] for row in pair_rows(6)]))
+    assert [data.counts[split]["no augmented prompt"] for split in ("train", "validation")] == [24, 0]
     batches = data.train_dataloader().dataset
     for step in range(0, 6, 2):
         views = batches[step].meta.augmented
         texts = data.tokenizer.batch_decode(views.input_ids, skip_special_tokens=True)
         assert all(text.startswith("Again: What is the best") for text in texts)
-
-
-def test_the_longest_pair(make, augmentations, pair_rows):
-    """An augmented prompt counts where it is longer than the prompt."""
-    prompts = [row["prompt"] for row in pair_rows(30)]
-    data = make(augmentations=augmentations(prompts))
     rows = data.train_pairs.rows[:]
     prompts = [max(map(len, both)) for both in zip(rows["prompt_ids"], rows["augmented_ids"], strict=True)]
     both = [len(c) + len(r) for c, r in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)]
@@ -76,27 +67,13 @@ def test_the_longest_pair(make, augmentations, pair_rows):
     assert found.augmented is None and (found.segment_ids != 0).sum(1).tolist() == lengths[:4]
 
 
-def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pair_rows):
-    """One base config serves DPO and MWN too, before the file is there."""
-    make(augmentations="none.parquet", meta_every=None)
-    clean = EmbeddedWorld(8)
-    assert make(augmentations="none.parquet", clean_meta=clean).clean_pairs is not None
-    with pytest.raises(UserError, match=r"There is no file none\.parquet"):
-        make(augmentations="none.parquet")
-
-
 def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows, pair_rows, tmp_path):
     """In a training run whose VNet learns from them, and in no other."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
-    some = Files(write_rows(rows, "some.jsonl"), write_rows(rows[:4], "validation.jsonl"))
-    with pytest.warns(
-        UserWarning, match=r"12 prompts of some\.jsonl with rule-based rewording.*pacmr augment"
-    ):
-        make(some, trainer)
     unchanged = [row | {"prompt": f"Colours, {i}?"} for i, row in enumerate(pair_rows(5))]
     some = Files(write_rows([*rows, *unchanged], "more.jsonl"), write_rows(rows[:4], "validation.jsonl"))
-    with pytest.warns(UserWarning, match=r"VNet learns from 12 prompts of more\.jsonl"):
+    with pytest.warns(UserWarning, match=r"VNet learns from 12 prompts of more\.jsonl.*pacmr augment"):
         make(some, trainer)
     file = str(tmp_path / "rules.parquet")
     words = ["--source", "Files", "--source.train", some.splits.train, "--source.validation"]
@@ -125,6 +102,11 @@ def test_a_sample_of_the_validation_pairs(make, caplog):
 
 
 def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
+    # One base config serves DPO and MWN too, before the file is there.
+    make(augmentations="none.parquet", meta_every=None)
+    make(augmentations="none.parquet", clean_meta=EmbeddedWorld(8))
+    with pytest.raises(UserError, match=r"There is no file none\.parquet"):
+        make(augmentations="none.parquet")
     with pytest.raises(UserError, match=r"none of its 2 prompts is a training prompt of rows\.jsonl"):
         make(augmentations=augmentations(["other", "prompts"]))
     of_others = augmentations([row["prompt"] for row in pair_rows(2)])
@@ -145,47 +127,35 @@ def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
     assert data.counts["train"]["in clean_meta"] == 10 and len(data.train_pairs) == 20
     both = make(source, clean_meta=clean, hold_out_clean_meta=False)
     assert "in clean_meta" not in both.counts["train"] and len(both.train_pairs) == 30
+    with pytest.raises(UserError, match="clean_meta has 10 pairs, fewer than meta_batch_size 11"):
+        make(source, clean_meta=clean, meta_batch_size=11).train_dataloader()
     with pytest.raises(UserError, match="hold_out_clean_meta is false, but there is no clean_meta"):
         make(source, hold_out_clean_meta=False)
 
 
-@pytest.fixture
-def world(make):
+def test_clean_pairs_come_as_meta_and_never_as_train(make):
     options = {"global_batch_size": 8, "noise_rate": 0.4, "clean_meta": EmbeddedWorld(16, 1)}
-    return lambda **other: make(EmbeddedWorld(64, 4), **(options | other))
-
-
-def test_clean_pairs_come_as_meta_and_never_as_train(world):
-    data = world()
+    data = make(EmbeddedWorld(64, 4), **options)
     batches = data.train_dataloader().dataset
     assert data.counts["train"]["in clean_meta"] == 16 and len(batches) == 6
-    clean = {row["id"]: row for row in data.clean_meta.load("train")}
+    clean = {row["id"]: row["eta"] for row in data.clean_meta.load("train")}
+    etas = {row["id"]: row["eta"] for row in data.source.load("train")}
     trained, seen = set(), set()
     for step in range(len(batches)):
         batch = batches[step]
         trained |= set(batch.train.ids)
+        flips = batch.train.flipped.tolist()
+        # eta is that of the label as trained.
+        expected = [1 - etas[i] if flip else etas[i] for i, flip in zip(batch.train.ids, flips, strict=True)]
+        assert batch.train.eta.tolist() == pytest.approx(expected)
         assert (batch.meta is None) == (step % 2 == 1)
         if batch.meta is not None:
             seen |= set(batch.meta.ids)
             assert batch.meta.augmented is None
-            # As found, not as the noise would leave them: eta is that of the row.
-            assert batch.meta.eta.tolist() == pytest.approx([clean[i]["eta"] for i in batch.meta.ids])
+            # As found, not as the noise would leave them.
+            assert batch.meta.eta.tolist() == pytest.approx([clean[i] for i in batch.meta.ids])
     assert len(trained) == 48 and not trained & set(clean) and seen <= set(clean) and len(seen) == 12
-
-
-def test_eta_follows_the_noise(world):
-    data = world(clean_meta=None)
-    found = {row["id"]: row["eta"] for row in data.source.load("train")}
-    batch = data.train_dataloader().dataset[0].train
-    assert 0 < batch.flipped.sum() < 8
-    expected = [1 - found[i] if f else found[i] for i, f in zip(batch.ids, batch.flipped, strict=True)]
-    assert batch.eta.tolist() == pytest.approx(expected)
-    assert batch[2:5].eta.tolist() == pytest.approx(expected[2:5])
-
-
-def test_clean_pairs_that_do_not_fit(world):
-    with pytest.raises(UserError, match="clean_meta has 16 pairs, fewer than meta_batch_size 20"):
-        world(meta_batch_size=20).train_dataloader()
+    assert 0 < sum(data.train_pairs.flipped) < 48
 
 
 def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
@@ -239,7 +209,7 @@ def test_annotators_are_those_of_the_rows_or_assigned(make, write_rows, pair_row
     rows = [row | {"id": f"r{i}", "eta": 0.1 * (i % 9) + 0.1} for i, row in enumerate(pair_rows(30))]
     source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
     assert make(source).annotators is None and make(source, noise=NearTieNoise(0.3)).annotators is None
-    noise = AnnotatorNoise(0.4, annotators=4)
+    noise = AnnotatorNoise(0.4)
     data = make(source, noise=noise)
     assert list(data.annotators) == [f"r{i}" for i in range(30)] and not data.uniform_noise
     assert list(data.annotators.values()) == noise.annotators(source.load("train"))
