@@ -1,7 +1,7 @@
 import gzip
 import json
 import os
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
 
@@ -51,61 +51,49 @@ def test_missing_ids_are_hashes_with_a_counter(write_rows):
 
 NAMES = [
     (7, "7"), (7.0, "7"), (True, "True"), (b"x", "x"), (Decimal("1.50"), "1.50"),
-    (date(2024, 5, 6), "2024-05-06"),
     (datetime(2024, 5, 6, 7), "2024-05-06 07:00:00"), (UUID(int=1), str(UUID(int=1))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "text"), NAMES)
-def test_ids_and_categories_of_any_type(value, text):
-    row = ROW | {"id": value, "category": value, "annotator": value}
-    [found] = pairs(row)
-    assert (found["id"], found["category"], found["annotator"]) == (text, text, text)
-    with pytest.raises(UserError, match=f"row 2 has the id '{text}' of test, row 1"):
-        pairs(row, ROW | {"id": text})
-
-
-def test_ids_of_pandas_with_gaps(tmp_path):
-    """Numbers beside a gap are floats there."""
-    path = tmp_path / "rows.parquet"
-    frame = pd.DataFrame([ROW | {"id": 3, "category": 1}, ROW])
-    frame.to_parquet(path)
-    first, second = read_preferences(path)
-    assert (first["id"], first["category"], second["category"]) == ("3", "1", None)
-    assert len(second["id"]) > 10
+def test_ids_and_categories_of_any_type(tmp_path):
+    for value, text in NAMES:
+        row = ROW | {"id": value, "category": value, "annotator": value}
+        [found] = pairs(row)
+        assert (found["id"], found["category"], found["annotator"]) == (text, text, text)
+        with pytest.raises(UserError, match=f"row 2 has the id '{text}' of test, row 1"):
+            pairs(row, ROW | {"id": text})
     [found] = pairs(ROW | {"category": float("nan")})
     assert found["category"] is None and found["unread"] == "category"
-    for value in ([1], {"a": 1}):
+    for value in ([1], {"a": 1}, 1.5, 2.0**60):
         with pytest.raises(UserError, match=r"row 1: 'id' is .*a whole number or a date"):
             pairs(ROW | {"id": value})
+    # Numbers beside a gap are floats in pandas.
+    pd.DataFrame([ROW | {"id": 3, "category": 1}, ROW]).to_parquet(tmp_path / "rows.parquet")
+    first, second = read_preferences(tmp_path / "rows.parquet")
+    assert (first["id"], first["category"], second["category"]) == ("3", "1", None)
+    assert len(second["id"]) > 10
 
 
 PAIR = {"chosen": "It is calm and blue.", "rejected": "It is calm and red."}
 LONE = {side: [{"role": "assistant", "content": side}] for side in PAIR}
 
 
-@pytest.mark.parametrize(
-    "name", ["question", "instruction", "query", "input", "Prompt", "prompt_text", "userPrompt", "messages"]
-)
 @pytest.mark.parametrize("sides", [PAIR, LONE], ids=["texts", "messages"])
-def test_no_prompt_is_guessed_beside_one(sides, name):
-    value = [{"role": "user", "content": "a"}] if name == "messages" else "What is the sea?"
-    for row in (sides, sides | {"prompt": None}):
-        with pytest.raises(UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it"):
-            pairs(row | {name: value})
-    [found] = pairs(sides | {"prompt": "Which?", name: value})
-    assert found["unread"] == name
+def test_no_prompt_is_guessed_beside_one(sides):
+    names = ("question", "instruction", "query", "input", "Prompt", "prompt_text", "userPrompt", "messages")
+    for name in names:
+        value = [{"role": "user", "content": "a"}] if name == "messages" else "What is the sea?"
+        for row in (sides, sides | {"prompt": None}):
+            with pytest.raises(UserError, match=f"row 1 has no 'prompt', but a column '{name}', which"):
+                pairs(row | {name: value})
+        [found] = pairs(sides | {"prompt": "Which?", name: value})
+        assert found["unread"] == name
     talk = {side: f"\n\nHuman: a\n\nAssistant: {side}" for side in PAIR}
     [found] = pairs(talk | {name: value})
     assert found["prompt"] == "\n\nHuman: a\n\nAssistant:", "transcripts hold their prompt"
-
-
-@pytest.mark.parametrize(
-    "name", ["prompt_id", "question_type", "input_tokens", "system_prompt", "chosen_input"]
-)
-def test_columns_about_a_prompt_are_none(name):
-    [found] = pairs(PAIR | {name: "x"})
-    assert found["unread"] == name
+    for name in ("prompt_id", "question_type", "input_tokens", "system_prompt", "chosen_input"):
+        [found] = pairs(PAIR | {name: "x"})
+        assert found["unread"] == name, "it is about a prompt"
 
 
 def test_a_null_prompt_among_prompts(write_rows):
@@ -132,7 +120,6 @@ def test_sft_rows(write_rows):
 def test_a_changed_file_is_read_again(write_rows):
     path = write_rows([ROW])
     assert len(read_preferences(path)) == 1
-    assert len(read_preferences(path)) == 1
     write_rows([ROW, ROW])
     assert len(read_preferences(path)) == 2
     before = os.stat(path)
@@ -142,37 +129,25 @@ def test_a_changed_file_is_read_again(write_rows):
     assert read_preferences(path)["chosen"][1] == " c"
 
 
-def test_blank_lines_and_byte_order_marks_are_harmless(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROW).encode() + b"\n\n")
-    assert len(read_preferences(path)) == 1
-
-
 SIDES = b'{"chosen": "a", "rejected": "c", "%s": %s}'
 BAD_LINES = [
-    (b'{"prompt": ', "line 2 is not JSON"),
-    (b"[1, 2]", "line 2 is a JSON list and not an object"),
-    (b'{"prompt": "a", "rejected": "c"}', r"line 2 has no 'chosen' .*'prompt', 'rejected'"),
-    (b'{"chosen": "a", "rejected": null}', "line 2 has no 'rejected'"),
-    (b'{"chosen": 3, "rejected": "c"}', "line 2: 'chosen' is 3, but it must be a string"),
+    (b'{"prompt": ', "line 3 is not JSON"),
+    (b"[1, 2]", "line 3 is a JSON list and not an object"),
+    (b'{"prompt": "a", "rejected": "c"}', r"line 3 has no 'chosen' .*'prompt', 'rejected'"),
+    (b'{"chosen": "a", "rejected": null}', "line 3 has no 'rejected'"),
+    (b'{"chosen": 3, "rejected": "c"}', "line 3: 'chosen' is 3, but it must be a string"),
     (
         b'{"chosen": [{"role": "user", "content": "a"}], "rejected": "c"}',
-        "line 2: 'rejected' is a text, but 'chosen' is a list of chat messages",
+        "line 3: 'rejected' is a text, but 'chosen' is a list of chat messages",
     ),
-    (
-        b'{"chosen": [{"role": "user"}], "rejected": []}',
-        "line 2: 'chosen' is a list with .*'role': 'user'.*two texts, 'role' and 'content'",
-    ),
-    (SIDES % (b"prompt", b"[]"), "'prompt' is a list"),
     (SIDES % (b"flipped", b'"yes"'), "'flipped' is 'yes'"),
     (SIDES % (b"eta", b"1.5"), "'eta' is 1.5"),
     (SIDES % (b"eta", b"NaN"), "'eta' is nan"),
-    (SIDES % (b"category", b"1.5"), "'category' is 1.5"),
     (b'{"chosen": "\\ud83d", "rejected": "c"}', "half of a surrogate pair"),
-    (SIDES % (b"n", b"1" * 5000), "line 2 cannot be read .*digit"),
+    (SIDES % (b"n", b"1" * 5000), "line 3 cannot be read .*digit"),
     (
         SIDES % (b"n", b"[" * 100_000 + b"]" * 100_000),
-        r"line 2 cannot be read \(.*\); write that value as a text, or remove it",
+        r"line 3 cannot be read \(.*\); write that value as a text, or remove it",
     ),
     (b'{"chosen": "\xe9", "rejected": "c"}', "not UTF-8"),
 ]
@@ -181,7 +156,8 @@ BAD_LINES = [
 @pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=[message for _, message in BAD_LINES])
 def test_bad_lines_are_named(tmp_path, line, message):
     path = tmp_path / "bad.jsonl"
-    path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
+    # A byte order mark and a blank line are harmless.
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROW).encode() + b"\n\n" + line + b"\n")
     with pytest.raises(UserError, match=message) as caught:
         read_preferences(path)
     assert "bad.jsonl" in str(caught.value) and "\n" not in str(caught.value)
@@ -221,9 +197,3 @@ def test_damaged_parquet(tmp_path, compression):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"rows\.parquet cannot be read as Parquet after \d+ rows \(.+\); "):
         read_preferences(path)
-
-
-def test_real_files(shared_data):
-    rows = read_preferences(shared_data / "tldr" / "validation.jsonl.gz")
-    assert len(rows) == 1155 and len(set(rows["id"])) == 1155
-    assert len(read_sft(shared_data / "tldr" / "sft.jsonl.gz")) == 1945
