@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
-from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
+from pacmr_lightning.datamodules.chat import decode_messages, render
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
@@ -40,14 +40,21 @@ def chatting(request, tokenizer):
     return tokenizer
 
 
+@pytest.fixture
+def plain(tokenizer):
+    tokenizer.chat_template = TEMPLATES["EOS"][0]
+    return tokenizer
+
+
+def pair_of(prompt, before=()):
+    sides = {"chosen": [*before, *answer("Rain.")], "rejected": [*before, *answer("Books.")]}
+    return {"prompt": prompt, **sides}
+
+
 WAYS = {
-    "explicit": {"prompt": QUESTION, "chosen": answer("Rain."), "rejected": answer("Books.")},
-    "implicit": {"chosen": QUESTION + answer("Rain."), "rejected": QUESTION + answer("Books.")},
-    "repeated": {
-        "prompt": QUESTION,
-        "chosen": QUESTION + answer("Rain."),
-        "rejected": QUESTION + answer("Books."),
-    },
+    "explicit": pair_of(QUESTION),
+    "implicit": pair_of(None, QUESTION),
+    "repeated": pair_of(QUESTION, QUESTION),
 }
 
 
@@ -64,15 +71,15 @@ def test_tokens_are_those_of_the_template(chatting, way):
         assert ids.count(chatting.eos_token_id) == decoded.count("<eos>")
 
 
-def test_rewording_changes_what_the_user_says(chatting):
+def test_rewording_changes_what_the_user_says(plain):
     question = [QUESTION[0] | {"content": "I do not know."}, {"role": "user", "content": "I do not know."}]
-    row = {"prompt": question, "chosen": answer("Rain."), "rejected": answer("Books.")}
-    kept, _ = tokenize_pairs(pairs(row), chatting, 512)
-    view = chatting.decode(kept["augmented_ids"][0])
+    row = pair_of(question)
+    kept, _ = tokenize_pairs(pairs(row), plain, 512)
+    view = plain.decode(kept["augmented_ids"][0])
     assert "[system]I do not know." in view and "[user]I don't know." in view
     given = row | {"augmented_prompt": "Tell me of the sea."}
-    kept, _ = tokenize_pairs(pairs(given), chatting, 512)
-    assert chatting.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
+    kept, _ = tokenize_pairs(pairs(given), plain, 512)
+    assert plain.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
 
 
 SYSTEM, USER = QUESTION
@@ -98,8 +105,7 @@ REPEATED = {
 @pytest.mark.parametrize("case", REPEATED)
 def test_a_repeated_prompt_is_there_once(case):
     prompt, before, expected = REPEATED[case]
-    pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
-    [row] = pairs(pair)
+    [row] = pairs(pair_of(prompt, before))
     found = [decode_messages(row[name]) for name in ("prompt", "chosen", "rejected")]
     assert found == [expected, answer("Rain."), answer("Books.")]
     [row] = demonstrations({"prompt": prompt, "completion": before + answer("Rain.")})
@@ -117,17 +123,16 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
-def test_what_may_be_the_prompt_again_is_dropped(chatting, case):
+def test_what_may_be_the_prompt_again_is_dropped(plain, case):
     prompt, before = UNCLEAR[case]
-    pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
-    _, counts = tokenize_pairs(pairs(WAYS["explicit"], pair), chatting, 512)
+    _, counts = tokenize_pairs(pairs(WAYS["explicit"], pair_of(prompt, before)), plain, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
     rows = [{"prompt": p, "completion": b + answer("Rain.")} for p, b in ((QUESTION, []), (prompt, before))]
-    _, counts = tokenize_completions(demonstrations(*rows), chatting, 512)
+    _, counts = tokenize_completions(demonstrations(*rows), plain, 512)
     assert counts == {"rows": 2, "kept": 1, "no completion": 1}
 
 
-def test_unusable_conversations_are_counted(chatting):
+def test_unusable_conversations_are_counted(plain):
     rows = [
         WAYS["implicit"],
         {"chosen": QUESTION + answer("a"), "rejected": QUESTION[1:] + answer("b")},
@@ -135,7 +140,7 @@ def test_unusable_conversations_are_counted(chatting):
         {"chosen": QUESTION, "rejected": QUESTION},
         WAYS["explicit"] | {"chosen": answer(" ")},
     ]
-    _, counts = tokenize_pairs(pairs(*rows), chatting, 512)
+    _, counts = tokenize_pairs(pairs(*rows), plain, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
     assert counts["no common prompt"] == counts["empty response"] == 1
     assert counts["last message not from assistant"] == 1
@@ -150,32 +155,29 @@ def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
         assert mixed[name][2] == alone[name][0]
 
 
-@pytest.mark.parametrize("way", ["messages", "prompt and completion"])
-def test_sft(chatting, way):
-    row = {"completion": QUESTION + answer("Rain.")}
-    if way != "messages":
-        row = {"prompt": QUESTION, "completion": answer("Rain.")}
+def test_sft(chatting):
     bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
-    kept, counts = tokenize_completions(demonstrations(row, *bad), chatting, 512)
-    assert counts == {"rows": 3, "kept": 1, "no completion": 2}
-    start, text, _ = render(chatting, QUESTION, *answer("Rain."))
-    assert chatting.decode(kept["prompt_ids"][0]) == start
-    assert chatting.decode(kept["completion_ids"][0]).startswith(text)
+    for row in (
+        {"completion": QUESTION + answer("Rain.")},
+        {"prompt": QUESTION, "completion": answer("Rain.")},
+    ):
+        kept, counts = tokenize_completions(demonstrations(row, *bad), chatting, 512)
+        assert counts == {"rows": 3, "kept": 1, "no completion": 2}
+        start, text, _ = render(chatting, QUESTION, *answer("Rain."))
+        assert chatting.decode(kept["prompt_ids"][0]) == start
+        assert chatting.decode(kept["completion_ids"][0]).startswith(text)
 
 
-def test_through_the_datamodule(chatting, tmp_path, write_rows):
-    chatting.save_pretrained(tmp_path / "tokenizer")
+def test_through_the_datamodule(plain, tmp_path, write_rows):
+    plain.save_pretrained(tmp_path / "tokenizer")
     rows = [WAYS["explicit"] | {"id": i, "tools": TOOLS} for i in range(4)]
     path = write_rows(rows)
     data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
-    data.prepare_data()
-    data.setup("fit")
-    assert len(data.train_pairs) == 4
     (prompts,) = list(data.predict_dataloader())
-    expected = chatting.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    expected = plain.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
     assert prompts.prompts == [expected] and prompts.asked == [QUESTION]
     assert prompts.columns == [{"tools": TOOLS}]
-    assert chatting.decode(prompts.input_ids[0]) == expected
+    assert plain.decode(prompts.input_ids[0]) == expected
 
 
 def test_errors(tokenizer):
@@ -188,19 +190,14 @@ def test_errors(tokenizer):
         tokenizer.chat_template = template
         with pytest.raises(UserError, match=said):
             tokenize_pairs(rows, tokenizer, 512)
+    [clean] = demonstrations({"completion": QUESTION + answer("Rain."), "augmented_prompt": QUESTION})
+    assert clean["unread"] == "augmented_prompt", "what is not read may hold anything"
     for name, said in (
         ("prompt", "test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"),
         ("augmented_prompt", r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"),
     ):
         with pytest.raises(UserError, match=said):
             pairs({name: QUESTION, "chosen": "a", "rejected": "b"})
-
-
-def test_columns_that_are_not_read_may_hold_anything():
-    for wording in ("What's the sea?", QUESTION):
-        row = {"completion": QUESTION + answer("Rain."), "augmented_prompt": wording}
-        [clean] = demonstrations(row)
-        assert "augmented_prompt" not in clean and clean["unread"] == "augmented_prompt"
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
@@ -280,18 +277,15 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     assert any("does not read reasoning_content, tools of the rows" in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("role", "known"),
-    [*((name, "user") for name in ("human", "User")), *((name, "assistant") for name in ("gpt", "model"))],
-)
-def test_roles_of_other_names(role, known):
-    messages = [USER, *answer("Rain.")]
-    messages[known == "assistant"] = messages[known == "assistant"] | {"role": role}
-    with pytest.raises(UserError, match=f"row 1: 'chosen' is .* the role '{role}', but .*call it '{known}'"):
-        pairs({"chosen": messages, "rejected": messages})
-
-
 BAD_MESSAGES = [
+    *(
+        ([USER | {"role": role}, *answer("Rain.")], f"'chosen' is .* the role '{role}', but .*call it 'user'")
+        for role in ("human", "User")
+    ),
+    *(
+        ([USER, {"role": role, "content": "a"}], f"the role '{role}', but .*call it 'assistant'")
+        for role in ("gpt", "model")
+    ),
     ([USER, {"role": "expert", "content": "a"}], "has the role 'expert', but .*'assistant'"),
     ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),  # ShareGPT
     ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
@@ -301,9 +295,8 @@ BAD_MESSAGES = [
         "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",  # as NumPy writes them
         "looks like a list of chat messages but cannot be read; write it as JSON",
     ),
+    *((each, "but it must be a string, or a list of chat messages") for each in (USER, json.dumps(USER))),
     (json.dumps({"messages": QUESTION}), "but it must be a string, or a list"),
-    (USER, "but it must be a string, or a list of chat messages"),
-    (json.dumps(USER), "but it must be a string, or a list of chat messages"),
 ]
 
 
@@ -335,11 +328,12 @@ def test_other_json_is_a_text(text):
     assert (row["prompt"], row["chosen"], row["chat"]) == (text, text, False)
 
 
-def test_parts_of_text_are_one_text():
+def test_parts_and_odd_characters_of_a_text():
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the sea?", "image": None}]
-    row = WAYS["explicit"] | {"prompt": [SYSTEM, USER | {"content": parts}]}
-    [found] = pairs(row)
-    assert decode_messages(found["prompt"]) == QUESTION
+    odd = {"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊', "name": "x", "weight": None}
+    [found] = pairs(pair_of([SYSTEM, odd, *answer("Yes."), USER | {"content": parts}]))
+    expected = [SYSTEM, {name: odd[name] for name in ("role", "content", "name")}, *answer("Yes."), USER]
+    assert decode_messages(found["prompt"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -356,9 +350,3 @@ def test_parts_of_text_are_one_text():
 def test_bad_tools_and_arguments(name, value, said):
     with pytest.raises(UserError, match=f"row 1: '{name}' is .*{said}"):
         pairs(WAYS["explicit"] | {name: value})
-
-
-def test_messages_survive_as_text():
-    message = {"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊'}
-    for given, found in ((message | {"name": None}, message), (message | {"name": "x"},) * 2):
-        assert decode_messages(encode_messages([given])) == [found]

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
@@ -65,14 +64,6 @@ def test_batches_hold_the_loss_on_the_completion_only(files, ready):
     assert [row["prompt"] for row in rows] != [prompt for prompt, _ in seen]
 
 
-def test_a_tokenizer_from_a_folder(files, ready, tiny_tokenizer_folder):
-    data = ready(files(rows_of(4)), tokenizer=tiny_tokenizer_folder)
-    expected = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    assert data.tokenizer.get_vocab() == expected.get_vocab()
-    first, prompt = next(iter(data.val_dataloader())), expected("What is the sea 0?")["input_ids"]
-    assert first["input_ids"][0, : len(prompt)].tolist() == prompt
-
-
 def order(data, epoch=0):
     loader = data.train_dataloader()
     loader.sampler.set_epoch(epoch)
@@ -90,21 +81,17 @@ def test_the_order_depends_on_seed_and_epoch_alone(files, ready):
 
 def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
     data = ready(files(rows_of(8), rows_of(7)))
-    real = data.trainer
-    for split, per_rank in (("train", 4), ("validation", 3)):
+    fit_loop = data.trainer.fit_loop
+    for load, per_rank in ((data.train_dataloader, 4), (data.val_dataloader, 3)):
         shares = []
         for rank in (0, 1):
-            data.trainer = type(
-                "Ranks", (), {"world_size": 2, "global_rank": rank, "fit_loop": real.fit_loop}
-            )
-            loader = data.train_dataloader() if split == "train" else data.val_dataloader()
-            shares.append({tuple(row.tolist()) for batch in loader for row in batch["input_ids"]})
+            data.trainer = type("Ranks", (), {"world_size": 2, "global_rank": rank, "fit_loop": fit_loop})
+            shares.append({tuple(row.tolist()) for batch in load() for row in batch["input_ids"]})
         assert [len(share) for share in shares] == [per_rank, per_rank]
         assert not shares[0] & shares[1]
-    data.trainer = real
 
 
-def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, capsys, caplog):
+def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, caplog):
     rows = [
         *rows_of(3),
         {"prompt": "What is it?", "completion": " It is the sea." * 20},
@@ -117,11 +104,7 @@ def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, capsys, 
         "train": {"rows": 6, "kept": 3, "too long": 1, "empty completion": 2},
         "validation": {"rows": 3, "kept": 3},
     }
-    printed = caplog.text + capsys.readouterr().err
-    assert "train.jsonl, train: 3 of 6 rows kept; dropped: 1 too long, 2 empty completion" in printed
-
-
-def test_the_longest_row_that_fits(files, ready):
+    assert "train.jsonl, train: 3 of 6 rows kept; dropped: 1 too long, 2 empty completion" in caplog.text
     [length] = {batch["input_ids"].shape[1] for batch in ready(files(rows_of(1))).train_dataloader()}
     assert ready(files(rows_of(1)), max_length=length).counts["train"]["kept"] == 1
     with pytest.raises(UserError, match=f"None of the 1 rows .* max_length {length - 1} \\(1 too long\\)"):
@@ -141,8 +124,3 @@ def test_the_longest_row_that_fits(files, ready):
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         SFTDataModule(WorldCompletions(rows=1), **{"vocab_size": 300, **options})
-
-
-def test_bad_sources():
-    with pytest.raises(UserError, match="rows is 0"):
-        WorldCompletions(rows=0)

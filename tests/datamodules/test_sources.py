@@ -49,6 +49,8 @@ def test_wrong_options(write_rows, pair_rows, kind):
         kind(one).load("validation")
     with pytest.raises(UserError, match="pairs is 0"):
         EmbeddedWorld(pairs=0)
+    with pytest.raises(UserError, match="rows is 0"):
+        WorldCompletions(rows=0)
 
 
 def test_embedded_world():

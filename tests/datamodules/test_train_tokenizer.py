@@ -21,31 +21,19 @@ HARD = [
 ]
 
 
-@pytest.fixture(scope="module", params=["in memory", "reloaded"])
-def tokenizer(request, tmp_path_factory):
+def test_the_trained_tokenizer(tmp_path):
+    """In memory, and loaded again."""
     trained = train_tokenizer(TEXTS, vocab_size=420)
-    if request.param == "in memory":
-        return trained
-    folder = tmp_path_factory.mktemp("tokenizer")
-    trained.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def test_special_tokens(tokenizer):
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
-    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
-
-
-@pytest.mark.parametrize("text", HARD)
-def test_round_trip_is_exact(tokenizer, text):
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-
-
-def test_frequent_words_are_single_tokens(tokenizer):
-    assert len(tokenizer(" bright cold deep wild", add_special_tokens=False)["input_ids"]) == 4
-    assert len(tokenizer) <= 420
+    trained.save_pretrained(tmp_path)
+    for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path)):
+        assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
+        assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
+        for text in HARD:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert tokenizer.decode(ids) == text
+            assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+        frequent = tokenizer(" bright cold deep wild", add_special_tokens=False)["input_ids"]
+        assert len(frequent) == 4 and len(tokenizer) <= 420
 
 
 @pytest.mark.slow
