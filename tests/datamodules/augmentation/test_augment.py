@@ -68,8 +68,8 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
     assert numbers.strip() in printed and "## Examples" not in printed
     same = sum(p == back_and_forth(p) for p in pairs)
     assert f"of {len(pairs)} of {len(pairs)} distinct training prompts" in report and same > 0
-    ratios = [len(back_and_forth(p)) / len(p) for p in pairs]
-    assert "{:.2f} ({:.2f} to {:.2f})\n".format(*np.quantile(ratios, (0.5, 0.05, 0.95))) in numbers
+    ratios = np.quantile([len(back_and_forth(p)) / len(p) for p in pairs], (0.5, 0.05, 0.95))
+    assert "{:.2f} ({:.2f} to {:.2f})\n".format(*ratios) in numbers
     assert "which 300 pairs have" in numbers and "left as they were: 0 (0.0%)" in numbers
     assert f"in no meta-batch: {same} ({same / len(pairs):.1%})" in numbers
     assert len(re.findall("^### ", report, re.M)) == 6
@@ -132,6 +132,10 @@ def test_n_counts_the_pairs_that_vnet_learns_from(write_rows, tiny_tokenizer_fol
     words = ["--source", "Files", "--source.train", path, "--source.validation", path, "--output", output]
     words += ["--rewriter", "Rules", "--n", str(n), "--tokenizer", tiny_tokenizer_folder]
     main([*words, "--max_length", "100"])
+    assert all(
+        augmented == reword(prompt) for prompt, augmented in read_augmentations(output).prompts.items()
+    )
+    assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
     data = PreferenceDataModule(
         Files(path, path),
         tiny_tokenizer_folder,
@@ -165,33 +169,16 @@ def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_pa
 
 def test_distinct_usable_prompts(write_rows):
     """A prompt counts once; the category is that of its first row; unusable rows do not count."""
-    rows = [
-        {"prompt": "A", "chosen": " a", "rejected": " b", "category": "first"},
-        {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"},
-        {"prompt": "B", "chosen": " a", "rejected": " b"},
-        {"prompt": "A", "chosen": " c", "rejected": " d", "category": "second"},
-        {"prompt": " ", "chosen": " a", "rejected": " b"},
-    ]
+    different = {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"}
+    sides = {"chosen": " a", "rejected": " b"}
+    rows = [{"prompt": prompt, **sides} for prompt in ("A", "B", "A", " ")] + [different]
+    rows[0]["category"], rows[2]["category"] = "first", "second"
     found = training_prompts(Files(write_rows(rows, "all.jsonl"), write_rows(rows)).load("train"))
     expected = [("A", "first", 2, False), ("B", None, 1, False)]
     assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == expected
-    source = Files(write_rows(rows[1:2], "none.jsonl"), write_rows(rows[1:2], "v.jsonl"))
+    source = Files(write_rows([different], "none.jsonl"), write_rows([different], "v.jsonl"))
     with pytest.raises(UserError, match=r"No training pair of none\.jsonl has a usable prompt"):
         augment(source, "out.parquet", Rules())
-
-
-def test_rules(write_rows, tmp_path):
-    prompts = ["SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not know.\n\nTL;DR:", "Name three rivers."]
-    rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in prompts]
-    train = write_rows(rows)
-    output = tmp_path / "out.parquet"
-    main(["--source", "Files", "--source.train", train, "--output", str(output), "--rewriter", "Rules"])
-    assert read_augmentations(output).prompts == {prompt: reword(prompt) for prompt in prompts}
-    assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
-    assert not (tmp_path / "out.parquet.answers.sqlite").exists()
-    report = (tmp_path / "out-report.md").read_text()
-    assert "Rules of 2 of 2 distinct training prompts of rows.jsonl, which 2 pairs have." in report
-    assert "1 (50.0%)" in report and report.count("### ") == 1
 
 
 STOPPED_AFTER_40 = """

@@ -138,27 +138,24 @@ def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # 
     assert run()[1] == 55
 
 
-def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
+def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa: F811
     tiny_llama(tmp_path / "llama")
     (tmp_path / "empty").mkdir()
-    for name, message in {
-        "llama": "forward is '.*llama', a llama model, which does not translate",
-        "empty": "forward is '.*empty', but it could not be loaded",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            BackTranslation(str(tmp_path / name), translators[1]).parts("Hello.")
-    with pytest.raises(UserError, match=r"backward: The model folder .*nowhere does not exist"):
-        _ = BackTranslation(translators[0], str(tmp_path / "nowhere")).settings
-
-
-def test_a_model_of_several_languages_needs_a_prefix(translators, tmp_path):  # noqa: F811
-    """As a way back, the forward model does not know >>eng<<."""
-    with pytest.raises(
-        UserError, match=r"backward is .* \(>>cmn_Hans<<, >>cmn_Hant<<\); choose one with back"
+    forward, backward = translators
+    for models, message in (
+        ((tmp_path / "llama", backward), "forward is '.*llama', a llama model, which does not translate"),
+        ((tmp_path / "empty", backward), "forward is '.*empty', but it could not be loaded"),
+        ((forward, tmp_path / "nowhere"), "backward: The model folder .*nowhere does not exist"),
+        # It has two target languages, and not that of the way back.
+        (
+            (forward, forward),
+            r"backward is .* \(>>cmn_Hans<<, >>cmn_Hant<<\); choose one with backward_prefix",
+        ),
     ):
-        _ = BackTranslation(translators[0], translators[0]).settings
-    rewriter = BackTranslation(translators[0], translators[0], backward_prefix=">>cmn_Hans<< ")
-    assert rewriter.settings["backward"]["prefix"] == ">>cmn_Hans<< "
+        with pytest.raises(UserError, match=message):
+            _ = BackTranslation(*map(str, models)).settings
+    other = BackTranslation(forward, forward, backward_prefix=">>cmn_Hans<< ")
+    assert other.settings["backward"]["prefix"] == ">>cmn_Hans<< "
 
 
 @pytest.mark.slow
