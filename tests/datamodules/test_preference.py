@@ -11,7 +11,7 @@ from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.preference import PreferenceDataModule
 from pacmr_lightning.datamodules.reading import read_preferences
-from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
+from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
@@ -126,45 +126,35 @@ def test_epochs_that_are_cut_short_go_on_through_the_data(trainer, data):
 LABELS = "ids, labels, order or augmented prompts of the training pairs"
 
 
-@pytest.fixture
-def changed(data):
-    """Names of the options and hashes by which a fit with ``options`` differs from one without."""
+@pytest.mark.parametrize(
+    ("change", "options", "named"),
+    [
+        ({}, {}, set()),
+        ({"chosen": " It is another."}, {}, {"texts of the training pairs", LABELS}),  # ids are hashes
+        ({"eta": 0.5}, {}, {LABELS}),
+        ({"augmented_prompt": "Once more, in other words:"}, {}, {LABELS}),
+        ({}, {"noise_rate": 0.2}, {"data.noise_rate", "flipped labels of the training pairs"}),
+        *(({}, {name: value}, {f"data.{name}"}) for name, value in (("max_length", 700), ("seed", 1))),
+        ({}, {"meta_batch_size": 8}, {"data.meta_batch_size"}),
+    ],
+)
+def test_a_resumed_fit_is_compared_by_pairs_and_options(data, write_rows, pair_rows, change, options, named):
+    """That a difference is refused: pacmr_lightning/modules/test_preference.py."""
 
     def found(**options):
         made = data(**options)
         made.setup("fit")
-        return {name for name, value in made.fit_options().items() if first[name] != value}
+        return made.fit_options()
 
-    whole = data()
-    whole.setup("fit")
-    first = whole.fit_options()
-    return found
+    def changed():
+        return {name for name, value in found(**options).items() if first[name] != value}
 
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({}, set()),
-        ({"chosen": " It is another."}, {"texts of the training pairs", LABELS}),  # ids are hashes
-        ({"eta": 0.5}, {LABELS}),
-        ({"augmented_prompt": "Once more, in other words:"}, {LABELS}),
-    ],
-)
-def test_a_resumed_fit_is_compared_by_its_pairs(changed, write_rows, pair_rows, change, named):
-    """That a difference is refused: pacmr_lightning/modules/test_preference.py."""
-    rows = pair_rows(46)
+    first, rows = found(), pair_rows(46)
     rows[3] |= change
     write_rows(rows)
     assert changed() == named
     write_rows(pair_rows(8), "validation.jsonl")
     assert changed() == named | {"validation pairs"}
-
-
-@pytest.mark.parametrize("name", ["noise_rate", "max_length", "meta_batch_size", "seed"])
-def test_a_resumed_fit_is_compared_by_its_data_options(changed, name):
-    other = {"noise_rate": 0.2, "max_length": 700, "meta_batch_size": 8, "seed": 1}[name]
-    flipped = {"flipped labels of the training pairs"} if name == "noise_rate" else set()
-    assert changed(**{name: other}) == {f"data.{name}"} | flipped
 
 
 def test_incomplete_batches_are_told(trainer, data, caplog):
@@ -240,17 +230,6 @@ def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, p
         assert [p.text for p in draw_prompts(Files(path, path), count, 42)] == [r["prompt"] for r in rows]
         told = "rows.jsonl has 60 distinct prompts, fewer than the 61 asked for." in caplog.text
         assert told == (count == 61)
-
-
-def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
-    datamodule = data(EmbeddedWorld(pairs=30, validation_pairs=5))
-    batches = trainer().predict(Recorder(), datamodule)
-    prompts = [prompt for batch in batches for prompt in batch.prompts]
-    assert sorted(prompts) == sorted(datamodule.source.prompts)
-    assert len({name for batch in batches for name in batch.ids}) == len(prompts)
-    # As SampleResponses asks for them, in the order of the data.
-    in_order = [prompt for batch in data(datamodule.source).predict_dataloader() for prompt in batch.prompts]
-    assert in_order == datamodule.source.prompts
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 import pytest
 
-from pacmr_lightning.datamodules.reading import numbered_rows, read_preferences
 from pacmr_lightning.datamodules.split_prompt import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, split_prompt
+
+from .checked_rows import pairs
 
 HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 
@@ -46,14 +47,7 @@ def test_nothing_in_common():
         assert split_prompt(chosen, rejected).reason == NO_COMMON_PROMPT
 
 
-def test_real_transcripts(shared_data):
-    path = shared_data / "hh" / "harmless-base" / "train.jsonl.gz"
-    rows = read_preferences(path)
-    reasons = [reason for reason in rows["reason"] if reason]
-    assert 0 < len(reasons) < 0.05 * len(rows) and set(reasons) == {DIFFERENT_PROMPTS}
-    for row, (_, given) in zip(rows, numbered_rows(path), strict=True):
-        if row["reason"] is None:
-            assert row["prompt"].endswith("\n\nAssistant:")
-            assert row["prompt"] + row["rejected"] == given["rejected"]
-        else:
-            assert (row["chosen"], row["rejected"]) == (given["chosen"], given["rejected"])
+def test_unusable_rows_stay_as_they_are():
+    row = {"chosen": HH + " a", "rejected": HH + HH + " b"}
+    [found] = pairs(row)
+    assert {name: found[name] for name in row} == row and found["reason"] == DIFFERENT_PROMPTS

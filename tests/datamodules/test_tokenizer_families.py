@@ -218,8 +218,6 @@ def test_what_a_template_leaves_out_is_counted(template, row, expected):
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
     assert counts.get("changed messages", 0) == len(said) == expected
-    if expected:
-        assert f"text of the messages in 1 of 1 rows ({rows['id'][0]} for one)" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -248,14 +246,9 @@ def test_reasoning_of_a_field_of_its_own():
 
 def test_a_system_prompt_of_the_template_s_own():
     own = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe calm.<|im_end|>\n{% endif %}"
-    said = [
-        list(template_warnings(build("byte level", template=t))) for t in (own + CHATML, CHATML, NO_SYSTEM)
-    ]
-    assert [any("writes a system prompt of its own, 'Be calm.'" in one for one in each) for each in said] == [
-        True,
-        False,
-        False,
-    ]
+    for template, expected in ((own + CHATML, True), (CHATML, False), (NO_SYSTEM, False)):
+        said = " ".join(template_warnings(build("byte level", template=template)))
+        assert ("writes a system prompt of its own, 'Be calm.'" in said) == expected
 
 
 def test_several_named_templates():
@@ -276,16 +269,3 @@ def test_a_template_s_date_does_not_depend_on_the_day(call):
     said = "writes today's date; it is rendered as of 26 July 2024"
     assert any(said in sentence for sentence in template_warnings(tokenizer))
     assert tokenizer.chat_template == template
-
-
-def test_two_bos():
-    tokenizer = build("byte level", template="<s>" + CHATML)
-    twice = [{"role": "user", "content": "<s>a sea?"}]
-    rows = pairs(chat_row(prompt=twice) | {"prompt": "<s><s>a sea?", "chosen": "blue.", "rejected": "calm."})
-    _, counts = tokenize_pairs(rows, tokenizer, 300)
-    assert counts["two BOS"] == 1
-    assert list(token_warnings(tokenizer, rows, counts, "train")) == [
-        "train: 1 of 1 prompts begin with BOS (<s>) twice ("
-        + rows["id"][0]
-        + " for one); take it out of the texts."
-    ]
