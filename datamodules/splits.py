@@ -1,23 +1,21 @@
 """Training and validation rows, from separate places or with some training prompts set aside."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from datasets import Dataset, Features, Value
+from datasets import Dataset
 
 from pacmr_lightning.errors import UserError, check_within
 
 from .columns import Columns
 from .hashing import unit_hash
+from .row_values import prompts_of
 
 Split = Literal["train", "validation"]
 DEFAULT_FRACTION = 0.05
 DEFAULT_SEED = 42
-_LAYOUT = 2
-"""Part of the cache's key; raise it when the same rows have other prompts."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,7 @@ class RowsBySplit(ABC):
         rows = self.read(self.splits.place(split))
         if self.splits.validation is not None:
             return rows
-        key = f"{_LAYOUT}:{rows._fingerprint}:{self.splits.seed}"
-        # One cached number per row, so that a second start does not read the texts.
-        hashes = rows.map(
-            _prompt_hashes,
-            batched=True,
-            fn_kwargs={"seed": self.splits.seed},
-            remove_columns=rows.column_names,
-            features=Features({"hash": Value("float64")}),
-            new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
-            desc="Splitting",
-        )
-        found = hashes.with_format("numpy")["hash"][:]
+        found = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts_of(rows)])
         is_validation = found < self.splits.fraction
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
@@ -87,8 +74,3 @@ class RowsBySplit(ABC):
                 "--data.source.validation FILE."
             )
         return rows.select(kept, keep_in_memory=True)
-
-
-def _prompt_hashes(rows: dict[str, list[Any]], seed: int) -> dict[str, list[float]]:
-    prompts = zip(rows["prompt"], rows["reason"], strict=True)
-    return {"hash": [unit_hash(prompt if reason is None else "", seed) for prompt, reason in prompts]}

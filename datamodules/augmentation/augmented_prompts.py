@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import local_path, replacing
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing
 
+from ..reading import numbered_rows
 from ..row_values import values_of
 
-_READ = ("prompt", "augmented_prompt")
 _IDS = "pair_ids"
 RULES = "rules"
 """Method of rule-based rewording."""
@@ -104,36 +104,27 @@ def write_augmentations(
 
 
 def read_augmentations(path: str | Path) -> Augmentations:
-    """Return the augmented prompts of a Parquet file.
+    """Return the augmented prompts of a file, as ``write_augmentations`` writes it.
 
     Columns are ``prompt``, ``augmented_prompt``, maybe ``method`` (``RULES``, or another) and, for some of a
     prompt's pairs alone, ``pair_ids``.
     """
-    path = local_path(path)
-    if not path.is_file():
-        raise UserError(f"There is no file {path} with augmented prompts; write one with pacmr augment.")
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            for name in _READ:
-                if name not in names:
-                    raise UserError(
-                        f"{path} has no column {name!r} (columns found: {', '.join(names) or 'none'}); name "
-                        "a file that pacmr augment wrote."
-                    )
-            columns = file.read(list(_READ)).select(_READ).cast(pa.schema([(n, pa.string()) for n in _READ]))
-            ids, methods = (
-                file.read([name])[name].to_pylist() if name in names else None for name in (_IDS, "method")
+    prompts, by_rules = dict[str, str](), set[str]()
+    pairs: set[str] | None = None
+    for place, row in numbered_rows(path, ("prompt", "augmented_prompt", "method", _IDS)):
+        prompt, augmented = row.get("prompt"), row.get("augmented_prompt")
+        if prompt is None or augmented is None:
+            continue
+        if not isinstance(prompt, str) or not isinstance(augmented, str):
+            raise UserError(
+                f"{place} has the augmented prompt {augmented!r}, but it must be a text; name a file that "
+                "pacmr augment wrote."
             )
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read as Parquet with texts ({first_line(error)}); name a "
-            "file that pacmr augment wrote."
-        ) from None
-    both = zip(*(columns[name].to_pylist() for name in _READ), strict=True)
-    found = {prompt: augmented for prompt, augmented in both if prompt is not None and augmented is not None}
-    if not found:
-        raise UserError(f"{path} holds no augmented prompts; write it again with pacmr augment.")
-    pairs = None if ids is None else frozenset(name for own in ids for name in own or ())
-    made = zip(columns["prompt"].to_pylist(), methods or (), strict=methods is not None)
-    return Augmentations(found, pairs, frozenset(prompt for prompt, method in made if method == RULES))
+        prompts[prompt] = augmented
+        if _IDS in row:
+            pairs = (pairs or set()).union(row[_IDS] or ())
+        if row.get("method") == RULES:
+            by_rules.add(prompt)
+    if not prompts:
+        raise UserError(f"{path} holds no augmented prompts; name a file that pacmr augment wrote.")
+    return Augmentations(prompts, None if pairs is None else frozenset(pairs), frozenset(by_rules))

@@ -91,17 +91,10 @@ class Translator:
             return factory.from_pretrained(locate(self.name), **options)
         except UserError as error:
             raise UserError(f"{self._option}: {error}") from None
-        except ImportError as error:
-            if "sentencepiece" not in str(error).lower():
-                raise
-            raise UserError(
-                f"The tokenizer of {self.name} needs the sentencepiece package; install it with "
-                "pip install 'pacmr-lightning[augment]'."
-            ) from None
-        except (OSError, ValueError) as error:
+        except (ImportError, OSError, ValueError) as error:
             raise UserError(
                 f"{self._option} is {self.name!r}, but it could not be loaded ({first_line(error)}); give a "
-                "model's folder or Hub id."
+                "model's folder or Hub id, and install pacmr-lightning[augment]."
             ) from None
 
     @cached_property

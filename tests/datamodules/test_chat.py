@@ -15,15 +15,8 @@ from pacmr_lightning.errors import UserError
 
 from .checked_rows import demonstrations, pairs
 
-TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"
-TEMPLATES = {
-    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, some with text or nothing.
-    "EOS": (TURNS.replace("{{ END }}", "<eos>") + START, True),
-    "other token": (TURNS.replace("{{ END }}", "<|end|>") + START, False),
-    "text": (TURNS.replace("{{ END }}", "[end]") + START, True),
-    "nothing": (TURNS.replace("{{ END }}", "") + START, True),
-}
+TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>\n{% endfor %}" + START
 QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "What is the sea?"}]
 
 
@@ -31,18 +24,9 @@ def answer(text):
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.fixture(params=TEMPLATES)
-def chatting(request, tokenizer):
-    tokenizer.chat_template, ends_in_eos = TEMPLATES[request.param]
-    if not ends_in_eos:
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    tokenizer.ends_in_eos = ends_in_eos
-    return tokenizer
-
-
 @pytest.fixture
 def plain(tokenizer):
-    tokenizer.chat_template = TEMPLATES["EOS"][0]
+    tokenizer.chat_template = TURNS
     return tokenizer
 
 
@@ -56,19 +40,6 @@ WAYS = {
     "implicit": pair_of(None, QUESTION),
     "repeated": pair_of(QUESTION, QUESTION),
 }
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_tokens_are_those_of_the_template(chatting, way):
-    kept, counts = tokenize_pairs(pairs(WAYS[way]), chatting, 512)
-    assert counts["kept"] == 1
-    for side, text in (("chosen_ids", "Rain."), ("rejected_ids", "Books.")):
-        whole = chatting.apply_chat_template(QUESTION + answer(text), tokenize=False).rstrip()
-        ids = kept["prompt_ids"][0] + kept[side][0]
-        decoded = chatting.decode(ids, skip_special_tokens=False)
-        assert decoded in (whole, whole + "<eos>")
-        assert (ids[-1] == chatting.eos_token_id) == chatting.ends_in_eos
-        assert ids.count(chatting.eos_token_id) == decoded.count("<eos>")
 
 
 def test_rewording_changes_what_the_user_says(plain):
@@ -146,26 +117,26 @@ def test_unusable_conversations_are_counted(plain):
     assert counts["last message not from assistant"] == 1
 
 
-def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
+def test_texts_and_conversations_in_one_dataset(plain, pair_rows):
     rows = [*pair_rows(2), WAYS["explicit"], *pair_rows(1)]
-    mixed, counts = tokenize_pairs(pairs(*rows), chatting, 512)
-    alone, _ = tokenize_pairs(pairs(WAYS["explicit"]), chatting, 512)
-    assert counts["kept"] == 4 and mixed["prompt_ids"][0][0] == chatting.bos_token_id
+    mixed, counts = tokenize_pairs(pairs(*rows), plain, 512)
+    alone, _ = tokenize_pairs(pairs(WAYS["explicit"]), plain, 512)
+    assert counts["kept"] == 4 and mixed["prompt_ids"][0][0] == plain.bos_token_id
     for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
         assert mixed[name][2] == alone[name][0]
 
 
-def test_sft(chatting):
+def test_sft(plain):
     bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
     for row in (
         {"completion": QUESTION + answer("Rain.")},
         {"prompt": QUESTION, "completion": answer("Rain.")},
     ):
-        kept, counts = tokenize_completions(demonstrations(row, *bad), chatting, 512)
+        kept, counts = tokenize_completions(demonstrations(row, *bad), plain, 512)
         assert counts == {"rows": 3, "kept": 1, "no completion": 2}
-        start, text, _ = render(chatting, QUESTION, *answer("Rain."))
-        assert chatting.decode(kept["prompt_ids"][0]) == start
-        assert chatting.decode(kept["completion_ids"][0]).startswith(text)
+        start, text, _ = render(plain, QUESTION, *answer("Rain."))
+        assert plain.decode(kept["prompt_ids"][0]) == start
+        assert plain.decode(kept["completion_ids"][0]).startswith(text)
 
 
 def test_through_the_datamodule(plain, tmp_path, write_rows):
@@ -266,7 +237,7 @@ def test_prompts_to_answer_have_the_tools_too(tokenizer, write_rows):
 
 
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
-    tokenizer.chat_template = TURNS.replace("{{ END }}", "") + START
+    tokenizer.chat_template = TURNS
     chat = WAYS["explicit"] | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
     text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "Be calm."}
     text["label"] = None

@@ -1,6 +1,5 @@
 """Datasets in their upstream layouts, written in the test and loaded through ``datasets``."""
 
-import gzip
 import json
 import os
 from pathlib import Path
@@ -24,6 +23,10 @@ from pacmr_lightning.datamodules.hh import SUBSETS
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 
+from ..conftest import read_lines, write_lines
+
+SIDES = ("chosen", "rejected")
+
 
 def post(number: int, gap: str = "\n\n", end: str = "") -> str:
     parts = (
@@ -38,9 +41,16 @@ def message(role: str, content: str) -> dict:
     return {"role": role, "content": content}
 
 
-def write_parquet(folder: Path, split: str, rows: list[dict]) -> None:
+def write_parquet(folder: Path, split: str, rows: list[dict]) -> str:
     (folder / "data").mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    return str(folder)
+
+
+def write_csv(folder: Path, rows: list[dict]) -> str:
+    folder.mkdir(exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / "train.csv", index=False)
+    return str(folder)
 
 
 @pytest.fixture
@@ -105,8 +115,7 @@ def hh(tmp_path):
                 turns = [f"{subset} {split} {i}?"] if i % 2 else [f"{subset} {split} {i}?", "Well.", "And?"]
                 rows.append({"chosen": dialogue(*turns, "Yes."), "rejected": dialogue(*turns, "No.")})
             rows.append({"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x", "c", "d")})
-            with gzip.open(tmp_path / "hh" / subset / f"{split}.jsonl.gz", "wt") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            write_lines(tmp_path / "hh" / subset / f"{split}.jsonl.gz", rows)
     return str(tmp_path / "hh")
 
 
@@ -133,14 +142,14 @@ def test_hh(hh, tokenizer):
 
 def test_any_dataset(tmp_path):
     rows = [{"question": f"q {i}", "better": " a", "worse": " b", "n": i} for i in range(40)]
-    write_parquet(tmp_path / "any", "train", rows)
+    path = write_parquet(tmp_path / "any", "train", rows)
     names = {"prompt": "question", "chosen": "better", "rejected": "worse", "id": "n"}
-    source = HubPreferences(str(tmp_path / "any"), columns=names, validation_fraction=0.3)
+    source = HubPreferences(path, columns=names, validation_fraction=0.3)
     train, validation = source.load("train"), source.load("validation")
     assert len(train) + len(validation) == 40 and len(validation) > 0
     assert train["prompt"][0].startswith("q ") and train["id"][0] in {str(i) for i in range(40)}
     # The same dataset under other names is other rows, cache or not.
-    swapped = HubPreferences(str(tmp_path / "any"), columns=names | {"chosen": "worse", "rejected": "better"})
+    swapped = HubPreferences(path, columns=names | {"chosen": "worse", "rejected": "better"})
     assert set(swapped.load("train")["chosen"]) == {" b"}
 
 
@@ -149,10 +158,10 @@ def test_conversations(tmp_path):
     row = {side: [message("assistant", text)] for side, text in sides.items()}
     row |= {"prompt": question, "messages": question + row["chosen"]}
     for split in ("train", "test"):
-        write_parquet(tmp_path / "chat", split, [row] * 3)
-    pairs = HubPreferences(str(tmp_path / "chat"), validation_split="test")
+        path = write_parquet(tmp_path / "chat", split, [row] * 3)
+    pairs = HubPreferences(path, validation_split="test")
     assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
-    assert all(HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load_all()["chat"])
+    assert all(HubCompletions(path, columns={"completion": "messages"}).load_all()["chat"])
 
 
 def test_a_saved_dataset(tmp_path):
@@ -171,37 +180,31 @@ def test_a_saved_dataset(tmp_path):
 
 def test_csv(tmp_path):
     """Each cell is its text, whatever it looks like; an empty cell is missing."""
-    (tmp_path / "csv").mkdir()
     texts = ["None", "NA", "null", "nan", "2", "007", "2.0", "True", "2020-01-02", "1e5", "12:30"]
     rows = [
         {"id": f"{i:03d}", "question": f"q{i}", "good": text, "bad": str(i), "category": "NA", "margin": ""}
         | {"annotator": f"{i % 2:02d}", "flipped": i > 3, "eta": 0.5}
         for i, text in enumerate(texts)
     ]
-    pd.DataFrame(rows).to_csv(tmp_path / "csv" / "train.csv", index=False)
     columns = {"prompt": "question", "chosen": "good", "rejected": "bad"}
-    found = HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
+    found = HubPreferences(write_csv(tmp_path / "csv", rows), columns=columns).load_all()
     assert found["chosen"][:] == texts and set(found["category"]) == {"NA"}
     for name in ("id", "annotator", "flipped", "eta"):
         assert found[name][:] == [row[name] for row in rows]
     assert found["rejected"][:] == [row["bad"] for row in rows] and set(found["unread"]) == {"margin"}
-    pd.DataFrame([*rows, rows[0] | {"id": 9, "good": None}]).to_csv(
-        tmp_path / "csv" / "train.csv", index=False
-    )
+    path = write_csv(tmp_path / "csv", [*rows, rows[0] | {"id": 9, "good": None}])
     with pytest.raises(UserError, match=r"row 12 has no 'chosen': its value is null \(in CSV an empty cell"):
-        HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
+        HubPreferences(path, columns=columns).load_all()
 
 
 @pytest.mark.parametrize("others", [True, False])
 def test_messages_as_json_in_csv(tmp_path, others, caplog):
     """They are messages if all rows have them; among other texts they are texts, such as code."""
-    (tmp_path / "csv").mkdir()
     sides = [json.dumps([message("assistant", text)]) for text in ("NA", "b")]
     rows = [{"prompt": json.dumps([message("user", "q")]), "chosen": sides[0], "rejected": sides[1]}]
     rows += [{"prompt": "q", "chosen": "a", "rejected": "b"}] * others
-    pd.DataFrame(rows).to_csv(tmp_path / "csv" / "train.csv", index=False)
     with caplog.at_level("INFO"):
-        found = HubPreferences(str(tmp_path / "csv")).load_all()
+        found = HubPreferences(write_csv(tmp_path / "csv", rows)).load_all()
     assert found["chat"][:] == ([False] * 2 if others else [True])
     assert found["chosen"][0] == sides[0]
     said = "1 of 2 texts in 'chosen' read as chat messages, but others do not, so all stay texts."
@@ -218,32 +221,31 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
         for i in range(20)
     ]
     for part, some in enumerate((rows[:10], rows[10:])):
-        (folder / f"train-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        write_lines(folder / f"train-{part}.jsonl", some)
     found = HubPreferences(str(folder)).load_all()
     assert found["chosen"][:] == [row["chosen"] for row in rows]
     assert found["rejected"][:] == [row["rejected"] for row in rows]
     assert found["annotator"][:] == ["7", "7", "7", "x", None] * 4
     turns = [[message("user", f"{i}?"), message("assistant", f"2020-01-{i + 1:02d}")] for i in range(20)]
     chats = [{"chosen": turn, "rejected": [*turn[:1], message("assistant", "No.")]} for turn in turns]
-    (folder / "train-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
+    write_lines(folder / "train-0.jsonl", chats)
     (folder / "train-1.jsonl").unlink()
     found = HubPreferences(str(folder)).load_all()
     assert [json.loads(row["prompt"]) + json.loads(row["chosen"]) for row in found] == turns
     (folder / "train-0.jsonl").unlink()
     # An array, which datasets reads.
     (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))
-    with pytest.raises(
-        UserError, match="the column 'chosen', whose texts the library datasets reads as dates"
-    ):
+    with pytest.raises(UserError, match="the column 'chosen', whose texts the library datasets reads as dat"):
         HubPreferences(str(folder)).load_all()
 
 
 def test_a_column_can_be_left_out(tmp_path):
     odd = {"category": ["x", "y"], "flipped": "no", "id": "x"}
     rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b", **odd} for i in range(4)]
-    write_parquet(tmp_path / "odd", "train", rows)
-    path, said = str(tmp_path / "odd"), r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
-    with pytest.raises(UserError, match=said):
+    path = write_parquet(tmp_path / "odd", "train", rows)
+    with pytest.raises(
+        UserError, match=r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
+    ):
         HubPreferences(path).load_all()
     found = HubPreferences(path, columns=dict.fromkeys(odd)).load_all()
     assert set(found["category"]) == {None} == set(found["flipped"])
@@ -265,9 +267,11 @@ def test_columns_that_are_not_read(tmp_path, caplog):
         assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
     said = f"{tmp_path / 'odd'}: these columns are not read: map, nothing, time, views."
     assert said in caplog.messages
-    write_parquet(tmp_path / "other", "train", [{"question": "q", "chosen": "a b", "rejected": "a c"}])
+    other = write_parquet(
+        tmp_path / "other", "train", [{"question": "q", "chosen": "a b", "rejected": "a c"}]
+    )
     with pytest.raises(UserError, match=r"column 'question', .*--source.columns '\{prompt: question\}'"):
-        HubPreferences(str(tmp_path / "other")).load("train")
+        HubPreferences(other).load("train")
 
 
 def test_second_load_comes_from_the_cache(tldr, monkeypatch):
@@ -279,38 +283,32 @@ def test_second_load_comes_from_the_cache(tldr, monkeypatch):
 
 
 def test_errors(tldr, hh, tmp_path):
-    for subsets, said in (
-        (["helpful"], "subsets names 'helpful'; choose from harmless-base"),
-        ([], "names None"),
-    ):
-        with pytest.raises(UserError, match=said):
+    for subsets in (["helpful"], []):
+        with pytest.raises(UserError, match=r"subsets names .*; choose from harmless-base"):
             AnthropicHH(hh, subsets)
     with pytest.raises(UserError, match="columns names 'winner'"):
         HubPreferences(tldr, columns={"winner": "chosen"})
-    write_parquet(tmp_path / "wrong", "train", [{"prompt": "a", "response_j": "b", "response_k": "c"}])
-    write_parquet(tmp_path / "no prompt", "train", [{"question": "a", "completion": "b"}])
-    write_parquet(tmp_path / "broken", "train", [{"chosen": "a"}])
-    file = next((tmp_path / "broken").rglob("*.parquet"))
-    file.write_bytes(file.read_bytes()[:-20])
-    wrong, found = (
-        str(tmp_path / "wrong"),
-        "but prompt, response_j, response_k; name it, as in --source.columns ",
+    wrong, bare, broken = (
+        write_parquet(tmp_path / name, "train", [row])
+        for name, row in (
+            ("wrong", {"prompt": "a", "response_j": "b", "response_k": "c"}),
+            ("no prompt", {"question": "a", "completion": "b"}),
+            ("broken", {"chosen": "a"}),
+        )
     )
+    file = next(Path(broken).rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-20])
+    found = "but prompt, response_j, response_k; name it, as in --source.columns "
+    chosen = {"chosen": "winner"}
     for source, said in (
         (TLDR(tldr, "nothing"), r"split 'nothing' of the dataset .*tldr cannot be loaded"),
         (HubPreferences(str(tmp_path / "none")), r"The dataset folder .*none does not exist"),
-        (
-            HubPreferences(tldr, columns={"chosen": "winner"}),
-            "chosen: .winner., but .* has the columns info, cho",
-        ),
+        (HubPreferences(tldr, columns=chosen), "chosen: .winner., but .* has the columns info, choice"),
         (HubPreferences(wrong), f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"),
         (HubPreferences(wrong, columns={"chosen": "response_j"}), f"no column 'rejected', {found}"),
         (HubCompletions(wrong), f"no column 'completion', {found}"),
-        (
-            HubCompletions(str(tmp_path / "no prompt")),
-            r"row 1 has no 'prompt' \(.* 'question', 'completion'\)",
-        ),
-        (HubPreferences(str(tmp_path / "broken")), r"cannot be (read|loaded)"),
+        (HubCompletions(bare), r"row 1 has no 'prompt' \(columns found: 'question', 'completion'\)"),
+        (HubPreferences(broken), r"cannot be (read|loaded)"),
     ):
         with pytest.raises(UserError, match=said) as caught:
             source.load("validation" if isinstance(source, TLDR) else "train")
@@ -319,21 +317,15 @@ def test_errors(tldr, hh, tmp_path):
 
 def test_real_rows(shared_data, tmp_path, tokenizer):
     """The rows of the real TL;DR and HH, in upstream layout, are the rows of their files."""
-    with gzip.open(shared_data / "tldr" / "validation.jsonl.gz", "rt") as file:
-        found = [json.loads(line) for line in file]
+    found = read_lines(shared_data / "tldr" / "validation.jsonl.gz")
     rows = [
-        {"prompt": row["prompt"]}
-        | {
-            side: [message("user", row["prompt"]), message("assistant", row[side])]
-            for side in ("chosen", "rejected")
-        }
+        {side: [message("user", row["prompt"]), message("assistant", row[side])] for side in SIDES}
+        | {"prompt": row["prompt"]}
         for row in found
     ]
-    write_parquet(tmp_path / "tldr", "train", rows)
-    loaded = TLDR(str(tmp_path / "tldr")).load("train")
+    loaded = TLDR(write_parquet(tmp_path / "tldr", "train", rows)).load("train")
     assert loaded["prompt"][:] == [row["prompt"] for row in found]
-    same = sum(a == b["chosen"].rstrip() for a, b in zip(loaded["chosen"], found, strict=True))
-    assert same == len(found)
+    assert loaded["chosen"][:] == [row["chosen"].rstrip() for row in found]
     assert all(category.startswith("r/") for category in loaded["category"])
 
     (tmp_path / "hh" / "harmless-base").mkdir(parents=True)

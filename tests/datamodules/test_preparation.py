@@ -210,20 +210,16 @@ def test_annotators_are_those_of_the_rows_or_assigned(make, write_rows, pair_row
     source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
     assert make(source).annotators is None and make(source, noise=NearTieNoise(0.3)).annotators is None
     noise = AnnotatorNoise(0.4)
-    data = make(source, noise=noise)
+    clean = Files(write_rows(rows[5:15], "clean.jsonl"), source.splits.validation)
+    data = make(source, noise=noise, clean_meta=clean)
     assert list(data.annotators) == [f"r{i}" for i in range(30)] and not data.uniform_noise
     assert list(data.annotators.values()) == noise.annotators(source.load("train"))
     # What rDPO and others are told is the share that came about.
-    assert data.noise_rate == sum(data.train_pairs.swapped) / 30
+    assert data.noise_rate == sum(data.train_pairs.swapped) / 20
+    batch = data.train_pairs.batch(range(20))
+    assert batch.annotators == [data.annotators[name] for name in batch.ids], "also where pairs are held out"
     some = write_rows([*rows[:29], rows[29] | {"annotator": 7}], "some.jsonl")
-    some = Files(some, source.splits.validation)
-    named = make(some)
+    named = make(Files(some, source.splits.validation))
     assert named.annotators == {f"r{i}": None for i in range(29)} | {"r29": "7"}
-    # Batches bring them, also where pairs are held out; those of other columns have none.
-    assert make(source).train_pairs.batch([0, 1]).annotators is None
     assert named.train_pairs.batch([29, 3]).annotators == ["7", None]
     assert named.validation_pairs.batch([0]).annotators is None
-    clean = Files(write_rows(rows[5:15], "clean.jsonl"), source.splits.validation)
-    part = make(source, noise=noise, clean_meta=clean)
-    batch = part.train_pairs.batch(range(20))
-    assert batch.annotators == [part.annotators[name] for name in batch.ids] and len(part.train_pairs) == 20

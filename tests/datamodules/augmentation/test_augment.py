@@ -256,23 +256,20 @@ def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
 
 
 def test_files_that_hold_no_augmentations(tmp_path):
-    def write(name, columns):
-        pq.write_table(pa.table(columns), tmp_path / name)
-
     nothing = pa.array([], pa.string())
-    write("other.parquet", {"prompt": ["a"], "text": ["b"]})
-    write("empty.parquet", {"prompt": nothing, "augmented_prompt": nothing})
-    write("numbers.parquet", {"prompt": ["a"], "augmented_prompt": [[1]]})
-    (tmp_path / "text.parquet").write_text("prompt,augmented_prompt\n")
-    for name, message in {
-        "nowhere.parquet": "There is no file .*nowhere.parquet with augmented prompts",
-        ".": "There is no file",
-        "other.parquet": r"has no column 'augmented_prompt' \(columns found: prompt, text\)",
-        "empty.parquet": "holds no augmented prompts",
-        "numbers.parquet": "cannot be read as Parquet with texts",
-        "text.parquet": "cannot be read as Parquet",
-    }.items():
+    for columns, message in (
+        (None, "There is no file .*some.parquet"),
+        ({"prompt": ["a"], "text": ["b"]}, "some.parquet holds no augmented prompts; name a file that pacmr"),
+        ({"prompt": nothing, "augmented_prompt": nothing}, "holds no augmented prompts"),
+        (
+            {"prompt": ["a"], "augmented_prompt": [[1]]},
+            r"row 1 has the augmented prompt \[1\], but it mus",
+        ),
+    ):
+        if columns is not None:
+            pq.write_table(pa.table(columns), tmp_path / "some.parquet")
         with pytest.raises(UserError, match=message):
-            read_augmentations(tmp_path / name)
-    write("some.parquet", {"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})
+            read_augmentations(tmp_path / "some.parquet")
+    table = pa.table({"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})
+    pq.write_table(table, tmp_path / "some.parquet")
     assert read_augmentations(tmp_path / "some.parquet") == Augmentations({"a": "b"})
