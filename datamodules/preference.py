@@ -28,7 +28,7 @@ from .sampling import stratified_sample
 from .sources import Source
 from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares
-from .token_columns import tokens_digest
+from .token_columns import row_bytes, tokens_digest
 from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model
 from .tokenizer import load_tokenizer
@@ -462,12 +462,10 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         return options | {name: value[:12] for name, value in hashes.items()}
 
 
-def _contents(rows: Dataset, ids: set[str]) -> dict[str, tuple[list[int], list[list[int]]]]:
+def _contents(rows: Dataset, ids: set[str]) -> dict[str, tuple[bytes, list[bytes]]]:
     """Return prompt and responses of some pairs as tokens, whichever response is chosen."""
-    columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    wanted = rows.select([i for i, name in enumerate(rows["id"][:]) if name in ids])
-    values = zip(wanted["id"][:], *(wanted[name][:] for name in columns), strict=True)
-    return {name: (prompt, sorted(responses)) for name, prompt, *responses in values}
+    values = zip(rows["id"][:], row_bytes(rows, "prompt_ids", "chosen_ids", "rejected_ids"), strict=True)
+    return {name: (prompt, sorted(sides)) for name, (prompt, *sides) in values if name in ids}
 
 
 def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:

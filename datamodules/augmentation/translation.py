@@ -1,6 +1,6 @@
 """Back-translation of prompts through Chinese, sentence by sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,6 @@ TOO_LONG = "longer than the model reads"
 
 _VERSION = 3
 """Part of the settings; raised whenever the same models would give other results."""
-_PROMPTS_A_BATCH = 2
-"""Prompts per chunk over batch size: enough for pieces of equal length, few enough for the progress bar."""
 # Vocabularies of translation models often lack these.
 _QUOTES = str.maketrans("“”„‘’‚", "\"\"\"'''")
 
@@ -88,33 +86,26 @@ class BackTranslation(Rewriter):
         return self.forward.fits(_plain(text), self.forward.positions // 2)
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
-        """Return the back-translation of every piece, with a progress bar over the prompts."""
+        """Return the back-translation of every piece, with a progress bar."""
+        # Pieces of one length together need the least padding.
+        pieces = sorted({piece for own in prompts for piece in own}, key=lambda piece: (len(piece), piece))
         found: dict[str, Rewriting] = {}
-        size = _PROMPTS_A_BATCH * self.batch_size
         with (
             AnswerStore(answers) as store,
-            tqdm(total=len(prompts), desc="Back-translating", unit="prompt") as bar,
+            tqdm(total=len(pieces), desc="Back-translating", unit="sentence") as bar,
         ):
-            for start in range(0, len(prompts), size):
-                chunk = prompts[start : start + size]
-                # Batches include finished pieces, so that a resumed run rounds alike.
-                new = {piece: None for pieces in chunk for piece in pieces if piece not in found}
-                for done in self._batches(sorted(new, key=lambda piece: (len(piece), piece)), store):
-                    found |= done
-                    bar.set_postfix_str(f"{len(found)} sentences")
-                bar.update(len(chunk))
+            for start in range(0, len(pieces), self.batch_size):
+                # A resumed run has the same batches, so it rounds alike.
+                batch = pieces[start : start + self.batch_size]
+                keys = {piece: content_key(self.method, self.settings, piece) for piece in batch}
+                stored = store.get(list(keys.values()))
+                found |= {piece: Rewriting(**stored[key]) for piece, key in keys.items() if key in stored}
+                missing = [piece for piece in batch if piece not in found]
+                new = dict(zip(missing, self._there_and_back(missing), strict=True))
+                store.put({keys[piece]: asdict(rewriting) for piece, rewriting in new.items()})
+                found |= new
+                bar.update(len(batch))
         return found
-
-    def _batches(self, pieces: list[str], store: AnswerStore) -> Iterator[dict[str, Rewriting]]:
-        keys = {piece: content_key(self.method, self.settings, piece) for piece in pieces}
-        stored = store.get(list(keys.values()))
-        for start in range(0, len(pieces), self.batch_size):
-            batch = pieces[start : start + self.batch_size]
-            done = {piece: Rewriting(**stored[keys[piece]]) for piece in batch if keys[piece] in stored}
-            missing = [piece for piece in batch if piece not in done]
-            new = dict(zip(missing, self._there_and_back(missing), strict=True))
-            store.put({keys[piece]: asdict(rewriting) for piece, rewriting in new.items()})
-            yield done | new
 
     def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:
         problems = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
