@@ -31,8 +31,6 @@ _PROMPT_WORDS = frozenset(
 ) | {"message", "conversation", "history", "dialogue", "dialog"}
 _MAY_FOLLOW = frozenset(("text", "str", "string", "body", "content"))
 _NO_PROMPT = frozenset(("chosen", "rejected", "response", "answer", "completion", "output", "system"))
-_ROLES = ("assistant", "user", "system", "developer", "tool", "function")
-"""Allowed roles of a conversation's last message; only the assistant's is a response."""
 TIE = "tie"
 """``label`` of a pair whose responses the annotator found equally good."""
 _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
@@ -226,13 +224,6 @@ class Columns:
         _check_votes(clean, place)
         fields: set[str] = set()
         if lists:
-            for name in self.responses:
-                messages = decode_messages(clean[name])
-                if messages and messages[-1]["role"] not in _ROLES:
-                    raise UserError(
-                        f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but "
-                        "the response must be from 'assistant'; rename the role."
-                    )
             fields = fields.union(*(fields_of(clean[name]) for name in texts if clean.get(name)))
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:

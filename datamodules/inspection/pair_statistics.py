@@ -44,8 +44,6 @@ class Repeats:
     """Comparisons with both responses chosen."""
     least_wrong: int
     """Labels in the minority of their comparison: a lower bound on wrong labels."""
-    noise: float | None
-    """Noise rate that explains disagreement within comparisons, for independent errors; None without one."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +124,10 @@ def count_repeats(table: pd.DataFrame) -> Repeats:
     more = comparisons[comparisons["size"] > 1]
     n, k = more["size"], more["sum"]
     outvoted = np.minimum(k, n - k)
-    disagree = float((k * (n - k)).sum() / (n * (n - 1) / 2).sum()) if len(more) else 1.0
     return Repeats(
         copies=int(pairs.duplicated().sum()),
         comparisons=len(more),
         labels=int(n.sum()),
         contradicting_comparisons=int((outvoted > 0).sum()),
         least_wrong=int(outvoted.sum()),
-        # Two labels, each wrong with probability e, disagree with probability 2 e (1 - e).
-        noise=(1 - (1 - 2 * disagree) ** 0.5) / 2 if disagree <= 0.5 else None,
     )

@@ -88,9 +88,6 @@ def _numbers(found: SplitStatistics, reasons: list[str]) -> list[dict[str, str]]
         "comparisons with several labels": f"{repeats.comparisons:,} ({repeats.labels:,} labels)",
         "  whose labels contradict each other": _of(repeats.contradicting_comparisons, repeats.comparisons),
         "  labels that must be wrong": _of(repeats.least_wrong, repeats.labels),
-        "  label noise, if labels are independent": (
-            "-" if repeats.noise is None else f"about {repeats.noise:.1%}"
-        ),
     }
     return [of_rows, of_lengths, of_pairs]
 
