@@ -35,12 +35,20 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
-    *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_cached_values"),
-    *("test_answer_store", "test_clean_meta", "test_judge", "test_generate", "test_augment"),
+    *("test_strategies", "test_kills", "test_data_road", "test_extension"),
+    *("test_answer_store", "test_clean_meta", "test_judge", "test_generate"),
     *("test_tokenization", "test_runner", "test_slurm", "test_judged_audit"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
-LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health", "test_sweeps")
+LONG = (
+    *FORKED,
+    "test_augment",
+    "test_configs",
+    "test_translation",
+    "test_refine",
+    "test_health",
+    "test_sweeps",
+)
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
 

@@ -1,7 +1,6 @@
 """The cache of what models give pairs: equal to live, and never stale, torn or doubled."""
 
 import shutil
-import signal
 
 import datasets
 import numpy as np
@@ -162,54 +161,27 @@ def test_damaged_parts_and_values_that_are_no_numbers(asked, cache):
     assert not list(cache.rglob("*.npy"))
 
 
-BUILD = """
-import os, signal, sys, time
-from pathlib import Path
-from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, cached_values
-from pacmr_lightning.policy import PolicyModel
-model, waits_after, meeting, processes = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-cached_values.PART = 16
-policy = PolicyModel(model)
-policy.build()
-data = PreferenceDataModule(EmbeddedWorld(200, 20), model)
-data.setup("fit")
-ask = policy.reference_log_probs
-asked = 0
-def counting(batch):
-    global asked
-    if asked == waits_after:
-        print("waits", flush=True)
-        signal.pause()
-    asked += 1
-    # All begin before any goes on.
-    (meeting / str(os.getpid())).touch()
-    while len(list(meeting.iterdir())) < processes:
-        time.sleep(0.001)
-    return ask(batch)
-policy.reference_log_probs = counting
-found = data.train_pairs.reference_log_probs(policy)
-print(asked, repr(float(found.sum())))
-"""
+def test_two_runs_at_once_and_an_interruption(model, cache, monkeypatch):
+    folder = model()
+    policy, pairs = policy_of(folder), data_of(folder, EmbeddedWorld(200, 20)).train_pairs
+    ask, asked, others = PolicyModel.reference_log_probs, [], []
 
+    def interrupted(policy, batch):
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(batch)
+        return ask(policy, batch)
 
-def test_two_runs_at_once_and_a_kill(model, cache, tmp_path, forked):
-    folder, shared = model(), tmp_path / "shared"
-    data = PreferenceDataModule(EmbeddedWorld(200, 20), folder)
-    data.setup("fit")
-    truth = float(data.train_pairs.reference_log_probs(policy_of(folder)).sum())
-    assert len(list(cache.rglob("part-*.npy"))) == 13
+    def while_another_run_ends(policy, batch):
+        monkeypatch.setattr(PolicyModel, "reference_log_probs", ask)
+        others.append(pairs.reference_log_probs(policy_of(folder)))
+        return ask(policy, batch)
 
-    def start(processes=1, waits_after=-1):
-        meeting = tmp_path / f"meeting-{waits_after}"
-        meeting.mkdir(exist_ok=True)
-        return forked(BUILD, folder, waits_after, meeting, processes, HF_DATASETS_CACHE=str(shared))
-
-    killed = start(waits_after=3)
-    assert killed.stdout.readline() == "waits\n"
-    killed.kill()
-    assert killed.wait() == -signal.SIGKILL
-    assert len(list(shared.rglob("part-*.npy"))) == 3
-    for run in [start(processes=2) for _ in range(2)]:
-        asked, found = run.communicate()[0].split()
-        assert float(found) == pytest.approx(truth, rel=1e-6) and 0 < int(asked) <= 13 - 3
-    assert not list(shared.rglob("*.partial"))
+    monkeypatch.setattr(PolicyModel, "reference_log_probs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pairs.reference_log_probs(policy)
+    assert len(list(cache.rglob("part-*.npy"))) == 3
+    monkeypatch.setattr(PolicyModel, "reference_log_probs", while_another_run_ends)
+    found = pairs.reference_log_probs(policy)
+    assert np.array_equal(found, *others) and np.isfinite(found).all()
+    assert len(list(cache.rglob("part-*.npy"))) == 13 and not list(cache.rglob("*.partial"))
