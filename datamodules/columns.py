@@ -205,20 +205,15 @@ class Columns:
             name: None if row.get(name) is None else read(check, name) for name, check in checks.items()
         }
         clean["chat"] = bool(lists)
-        if lists and lists != set(self.responses):
-            odd = sorted(set(self.responses) - lists)[0]
+        plain = [name for name in self.responses if name not in lists]
+        talks = [name for name in texts if name in checks and isinstance(row[name], list)]
+        if plain and talks:
             raise UserError(
-                f"{place}: {odd!r} is a text, but {sorted(lists)[0]!r} is a list of chat messages; "
-                "write both in one way."
+                f"{place}: {plain[0]!r} is a text, but {talks[0]!r} is a list of chat messages; write both "
+                'in one way, as [{"role": "assistant", "content": ...}] or as a text.'
             )
-        for name in [name for name in ("prompt", "augmented_prompt") if name in self.optional]:
-            if not lists and isinstance(row.get(name), list):
-                response = self.responses[0]
-                raise UserError(
-                    f"{place}: {name!r} is a list of chat messages, but {response!r} is a text; write "
-                    f'{response!r} as [{{"role": "assistant", "content": ...}}], or {name!r} as a text.'
-                )
-            if lists and isinstance(row.get(name), str):
+        for name in ("prompt", "augmented_prompt"):
+            if lists and name in self.optional and isinstance(row.get(name), str):
                 clean[name] = encode_messages([{"role": "user", "content": row[name]}])
         self._check_prompt(clean, row, place)
         _check_votes(clean, place)

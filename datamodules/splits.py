@@ -11,7 +11,7 @@ from pacmr_lightning.errors import UserError, check_within
 
 from .columns import Columns
 from .hashing import unit_hash
-from .row_values import prompts_of
+from .row_values import values_of
 
 Split = Literal["train", "validation"]
 DEFAULT_FRACTION = 0.05
@@ -62,15 +62,17 @@ class RowsBySplit(ABC):
         rows = self.read(self.splits.place(split))
         if self.splits.validation is not None:
             return rows
-        found = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts_of(rows)])
+        # One prompt at a time, as all of them may not fit into memory.
+        prompts = (prompt if why is None else "" for prompt, why in values_of(rows, "prompt", "reason"))
+        found = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts])
         is_validation = found < self.splits.fraction
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
-            prompts, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
-            other = f"{change} --data.source.validation_fraction, or " if prompts > 1 else ""
+            distinct, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
+            other = f"{change} --data.source.validation_fraction, or " if distinct > 1 else ""
             raise UserError(
                 f"No {split} rows are left of {self.splits.train} at validation_fraction "
-                f"{self.splits.fraction}, by which its {prompts:,} distinct prompts are split; {other}give "
+                f"{self.splits.fraction}, by which its {distinct:,} distinct prompts are split; {other}give "
                 "--data.source.validation FILE."
             )
         return rows.select(kept, keep_in_memory=True)

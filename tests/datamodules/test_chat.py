@@ -165,8 +165,8 @@ def test_errors(tokenizer):
     [clean] = demonstrations({"completion": QUESTION + answer("Rain."), "augmented_prompt": QUESTION})
     assert clean["unread"] == "augmented_prompt", "what is not read may hold anything"
     for name, said in (
-        ("prompt", "test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"),
-        ("augmented_prompt", r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"),
+        ("prompt", "test, row 1: 'chosen' is a text, but 'prompt' is a list of chat messages; write both"),
+        ("augmented_prompt", "'chosen' is a text, but 'augmented_prompt' is a list of chat messages"),
     ):
         with pytest.raises(UserError, match=said):
             pairs({name: QUESTION, "chosen": "a", "rejected": "b"})
@@ -285,9 +285,9 @@ def test_messages_as_text(write):
     assert found == expected and found["chat"]
     [found] = pairs(row | {"chosen": write(row["chosen"])})
     assert found == expected, "one of them as text, the other as a list"
-    with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
+    with pytest.raises(UserError, match="'chosen' is a text, but 'prompt' is a list of chat messages"):
         pairs(row | {"chosen": write(row["chosen"]), "rejected": "No."})
-    with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
+    with pytest.raises(UserError, match="'chosen' is a text, but 'prompt' is a list of chat messages"):
         pairs({"prompt": write(QUESTION), "chosen": "a", "rejected": "b"})
 
 
