@@ -43,7 +43,7 @@ def pairs(write_rows):
         odd | {"prompt": " "},
         odd | {"chosen": " \n"},
         odd | {"rejected": " one "},
-        {"chosen": "nothing", "rejected": "in common", "category": "odd"},
+        {"chosen": "\n\nHuman: no", "rejected": "\n\nHuman: turn", "category": "odd"},
     ]
     path = write_rows(rows)
     return Files(path, path)
