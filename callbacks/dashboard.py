@@ -24,7 +24,7 @@ CHARTS = {
 """Title and metrics of each chart of TensorBoard's custom scalars."""
 RESULTS = (
     *("val/rewards/accuracies", "val/rewards/margins", "val/sequence_kl", "val/gold_reward"),
-    *(f"{PAIR_WEIGHTS}/window_gap", f"{PAIR_WEIGHTS}/window_auroc"),
+    *(f"{PAIR_WEIGHTS}/probe_gap", f"{PAIR_WEIGHTS}/probe_auroc"),
 )
 """Metrics of a run in TensorBoard's HPARAMS."""
 

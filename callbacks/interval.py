@@ -1,8 +1,10 @@
-"""Interval between two actions of a callback."""
+"""Interval between two actions of a callback, and a base of callbacks that act at intervals."""
 
 import math
+from abc import abstractmethod
+from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from pacmr_lightning.errors import UserError
 
@@ -41,3 +43,29 @@ class Interval:
         steps = (trainer.global_step, trainer.global_step - 1)
         done, before = (math.floor(round(step / between, 9)) for step in steps)
         return done > before
+
+
+class Recurring(Callback):
+    """Base of callbacks that look at a run every ``every`` updates, see ``Interval``, and at the end."""
+
+    def __init__(self, every: int | float | None):
+        super().__init__()
+        self.interval = Interval(every)
+
+    @abstractmethod
+    def look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Act after an update; all ranks call it."""
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Return true if ``look`` is due after this update; it always comes at the end."""
+        return self.interval.is_due(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Call ``look`` if due."""
+        if self.is_due(trainer):
+            self.look(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Call ``look`` unless it came after the last update, while the ranks can still communicate."""
+        if not self.is_due(trainer):
+            self.look(trainer, pl_module)

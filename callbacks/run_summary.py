@@ -21,11 +21,10 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
-from pacmr_lightning.strategies.ranks import on_all_ranks
 from pacmr_lightning.weighting import VNetWeighting
 
 from ..modules.metrics import weight_gap
-from .visits import VisitsCallback, record_of
+from .visits import VisitsCallback
 
 
 class RunSummary(VisitsCallback):
@@ -40,8 +39,7 @@ class RunSummary(VisitsCallback):
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
     - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and those that no confident pair allowed;
-    - ``learned``, values that the objective learned, ``seconds`` of training, ``wall_seconds`` since this fit
-      started, and ``pairs_per_second`` over all ranks.
+    - ``learned``, values that the objective learned, and ``wall_seconds`` since this fit started.
 
     Tags: none. Files: ``summary.json``, at the end of fit. Cost: 0.2 ms per update.
 
@@ -54,29 +52,20 @@ class RunSummary(VisitsCallback):
 
     def __init__(self, window: int = 2000):
         super().__init__(window, columns=3)
-        self._start(0.0, 0, {}, None)
-
-    def _start(self, seconds: float, pairs: int, metrics: dict[str, float], val_step: int | None) -> None:
-        self._seconds, self._pairs = seconds, pairs
-        self._metrics, self._val_step = metrics, val_step
-        self._mark = 0.0
-        self._statistics: dict[str, float | int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self._began = time.perf_counter()
-            self._statistics = None
-            if trainer.global_step == 0:
-                self._start(0.0, 0, {}, None)
+            self._rows: Tensor | None = None
+            self._metrics: dict[str, float] = {}
+            self._val_step: int | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the state of all ranks."""
+        """Add the visits of all ranks, and the validation's metrics."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         checkpoint[type(self).__name__] |= {
-            "seconds": self._seconds,
-            "pairs": sum(on_all_ranks([self._pairs])),
             "metrics": self._val_metrics(trainer),
             "val_step": self._val_step,
         }
@@ -85,50 +74,37 @@ class RunSummary(VisitsCallback):
         """Restore the state, on any number of ranks."""
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if state := checkpoint.get(type(self).__name__):
-            # Only the sum over ranks matters.
-            pairs = state["pairs"] if trainer.is_global_zero else 0
-            self._start(state["seconds"], pairs, state["metrics"], state["val_step"])
+            self._metrics, self._val_step = state["metrics"], state["val_step"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and remove the summary of an earlier fit."""
+        """Remove the summary of an earlier fit."""
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
-        self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the update, and restart the clock, which excludes validation."""
+        """Record the update."""
         if not trainer.sanity_checking:
             self._val_step = trainer.global_step
-        self._mark = time.perf_counter()
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
         """Return weight, u and flipped."""
         return record.weight, record.u, record.flipped
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Add the step's pairs and its time."""
-        super().on_train_batch_end(trainer, pl_module, outputs)
-        self._pairs += len(record_of(outputs).ids)
-        now = time.perf_counter()
-        self._seconds += now - self._mark
-        self._mark = now
-
-    def look(self, trainer: Trainer, pl_module: LightningModule, rows: Tensor) -> None:
-        """Compute the statistics."""
-        self._statistics = self._totals(trainer.global_step, sum(on_all_ranks([self._pairs])), rows)
+    def process(self, trainer: Trainer, pl_module: LightningModule, rows: Tensor) -> None:
+        """Keep the last visits."""
+        self._rows = rows
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file, after every callback's ``on_train_end`` has added its metrics."""
         if not trainer.is_global_zero:
             return
-        path = Path(trainer.default_root_dir) / SUMMARY
-        if self._statistics is None:
+        path, rows = Path(trainer.default_root_dir) / SUMMARY, self._rows
+        if rows is None:
             # A resumed fit without updates left did not train. It keeps an existing summary, and writes a
             # missing one: the run was killed after its last checkpoint.
             rows = self._visits.of_this_rank()
             if path.exists() or not len(rows):
                 return
-            self._statistics = self._totals(trainer.global_step, self._pairs, rows)
         data = datamodule(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
@@ -143,7 +119,8 @@ class RunSummary(VisitsCallback):
             "val_margin": metrics.get("val/rewards/margins"),
             "val_pairs": _validated(trainer),
             "val_step": self._val_step,
-            **self._statistics,
+            "steps": trainer.global_step,
+            **_statistics(rows),
             "wall_seconds": time.perf_counter() - self._began,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),
@@ -164,20 +141,18 @@ class RunSummary(VisitsCallback):
         known = self._metrics | {name: value for name, value in found.items() if name.startswith("val/")}
         return dict(sorted(known.items()))
 
-    def _totals(self, steps: int, pairs: int, rows: Tensor) -> dict[str, float | int | None]:
-        _, weight, u, flipped = rows.unbind(1)
-        weights = weight_gap(weight, flipped)
-        return {
-            "steps": steps,
-            "weight_mean_unflipped": weights["mean_unflipped"],
-            "weight_mean_flipped": weights["mean_flipped"],
-            "weight_gap": weights["gap"],
-            "flip_auroc": weights["auroc"],
-            "flip_auroc_u": weight_gap(u, flipped)["auroc"],
-            "window_pairs": int((flipped != UNKNOWN).sum()),
-            "seconds": self._seconds,
-            "pairs_per_second": pairs / self._seconds if self._seconds else None,
-        }
+
+def _statistics(rows: Tensor) -> dict[str, float | int | None]:
+    _, weight, u, flipped = rows.unbind(1)
+    weights = weight_gap(weight, flipped)
+    return {
+        "weight_mean_unflipped": weights["mean_unflipped"],
+        "weight_mean_flipped": weights["mean_flipped"],
+        "weight_gap": weights["gap"],
+        "flip_auroc": weights["auroc"],
+        "flip_auroc_u": weight_gap(u, flipped)["auroc"],
+        "window_pairs": int((flipped != UNKNOWN).sum()),
+    }
 
 
 def _validated(trainer: Trainer) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import move_data_to_device, rank_zero_info
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from pacmr_lightning.evaluation.generation import (
     Decoding,
     check_room,
     decode_response,
-    distinct_bigrams,
     generated,
     repeated_bigrams,
     respond,
@@ -31,10 +30,12 @@ from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
 from ..evaluation.reward_function import RewardFunction
-from .interval import Interval
-from .to_loggers import log_figure, log_numbers, log_texts
+from .interval import Recurring
+from .to_loggers import log_numbers, log_texts
 
 Tokens = list[int]
+Prompt = tuple[str, str, Tokens]
+"""Id, text and tokens."""
 
 FEW, MANY = 0.3, 1.0
 """Tokens that take a tenth of the time of training on one pair: in batches of 4 responses, and of 32.
@@ -46,7 +47,7 @@ SAMPLED_TOKENS = 16_384
 """Tokens of the prompts and responses that are sampled at a time; a batch of longer ones is smaller."""
 
 
-class SampleResponses(Callback):
+class SampleResponses(Recurring):
     """Greedy responses of reference and policy to a few fixed prompts.
 
     Tags: the text ``responses``, one table each time. Files: ``responses.jsonl``, with ``step``, ``id``,
@@ -69,9 +70,8 @@ class SampleResponses(Callback):
     def __init__(
         self, prompts: int | None = None, every: int | float = 500, max_new_tokens: int | None = None
     ):
-        super().__init__()
+        super().__init__(every)
         check_at_least(1, prompts=prompts, max_new_tokens=max_new_tokens)
-        self.interval = Interval(every)
         self.prompts = prompts
         self.max_new_tokens = max_new_tokens
         self._generates = False
@@ -90,8 +90,8 @@ class SampleResponses(Callback):
             self._generates = False
         if not self._generates:
             return
-        device = trainer.strategy.root_device
-        self._batch = move_data_to_device(first_prompts(trainer, count, "SampleResponses"), device)
+        batch = collated(trainer, first_prompts(trainer, count, "SampleResponses"))
+        self._batch = move_data_to_device(batch, trainer.strategy.root_device)
         with pl_module.policy.reference():
             self._reference = self._responses(trainer, pl_module)
         step, path = trainer.global_step, Path(trainer.default_root_dir) / RESPONSES
@@ -101,19 +101,12 @@ class SampleResponses(Callback):
             with path.open(encoding="utf-8") as file:
                 self._rows = [row for line in file if (row := json.loads(line))["step"] <= step]
         if not self._rows:
-            self._look(trainer, pl_module)
+            self.look(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Generate every ``every`` updates."""
-        if self._generates and self.interval.is_due(trainer):
-            self._look(trainer, pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Generate at the end."""
-        if self._generates and self._rows[-1]["step"] != trainer.global_step:
-            self._look(trainer, pl_module)
-
-    def _look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
+    def look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
+        """Generate with the policy; write and log on rank 0."""
+        if not self._generates:
+            return
         responses = self._responses(trainer, pl_module)
         columns = ("id", "prompt", "reference", "response")
         answered = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
@@ -133,16 +126,16 @@ class SampleResponses(Callback):
             return [r.text for r in respond(pl_module.policy, tokenizer, self._batch, limit, Decoding())]
 
 
-class SequenceKL(Callback):
+class SequenceKL(Recurring):
     """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
 
     It is the mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)) over the whole vocabulary,
     which has less variance than that of log(pi / pi_ref). Compare rewards of runs at similar KL only.
 
     Tags: ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean length
-    with EOS), and signs of degeneration: ``val/response_perplexity`` (under the reference),
-    ``val/response_distinct_2`` and ``val/response_repetition``. Files: none. Cost, each time: the generation,
-    and one forward pass of policy and reference over the responses.
+    with EOS), and signs of degeneration: ``val/response_perplexity`` (under the reference) and
+    ``val/response_repetition``. Files: none. Cost, each time: the generation, and one forward pass of policy
+    and reference over the responses.
 
     Prompts are the first of ``predict``, repeated if too few. All ranks sample the same responses, as sharded
     models need.
@@ -168,72 +161,54 @@ class SequenceKL(Callback):
         seed: int = 0,
         every: int | float | None = None,
     ):
-        super().__init__()
+        super().__init__(every)
         check_at_least(2, samples=samples)
         check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        self.interval = Interval(every)
         self.samples = samples
-        self._given = samples is not None
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.seed = seed
-        self._looked = 0
+        self._count = 0
+        """Responses to sample in this fit."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Check the prompts before the reference or the training take time."""
-        if not self._given:
-            self.samples = int(min(64, MANY * trained_pairs(trainer) / self.max_new_tokens))
-            if self.samples < 64:
-                what = f"samples {self.samples} responses" if self.samples >= 8 else "is off"
-                pairs = trained_pairs(trainer)
-                rank_zero_info(f"{type(self).__name__} {what} in a run of {pairs:,} pairs; samples sets it.")
-        if not self._samples:
-            return
-        texts, tokens = self._prompts(trainer)
-        names = [f"sampled prompt {i}" for i in range(len(texts))]
-        batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
-        check_room(pl_module.policy, batch, self.max_new_tokens)
+        pairs = trained_pairs(trainer)
+        affordable = int(min(64, MANY * pairs / self.max_new_tokens))
+        self._count = self.samples or (affordable if affordable >= 8 else 0)
+        if self.samples is None and affordable < 64:
+            what = f"samples {affordable} responses" if self._count else "is off"
+            rank_zero_info(f"{type(self).__name__} {what} in a run of {pairs:,} pairs; samples sets it.")
+        if self._count:
+            check_room(pl_module.policy, collated(trainer, self._prompts(trainer)), self.max_new_tokens)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Sample every ``every`` updates."""
-        if self.interval.is_due(trainer) and trainer.global_step > self._looked and self._samples:
-            self._looked = trainer.global_step
-            self._look(trainer, pl_module)
+    def look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
+        """Sample and log; all ranks do the same."""
+        if self._count:
+            with waiting(f"Sampling {self._count} responses for {type(self).__name__}"):
+                self._sample(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Sample at the end."""
-        if trainer.global_step != self._looked and self._samples:
-            with waiting(f"Sampling {self.samples} responses for {type(self).__name__}"):
-                self._look(trainer, pl_module)
+    def _prompts(self, trainer: Trainer) -> list[Prompt]:
+        """Return the id, text and tokens of each response's prompt."""
+        return list(islice(cycle(first_prompts(trainer, self._count, type(self).__name__)), self._count))
 
-    @property
-    def _samples(self) -> bool:
-        """False in a short run without the option ``samples``."""
-        return self._given or (self.samples or 0) >= 8
-
-    def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        self._sample(trainer, pl_module, self._prompts(trainer)[1])
-
-    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
-        found = first_prompts(trainer, self.samples or 64, type(self).__name__)
-        rows = zip(found.input_ids, found.attention_mask, strict=True)
-        return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
-
-    def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
-        asked = list(islice(cycle(prompts), self.samples))
+    def _sample(self, trainer: Trainer, pl_module: PreferenceModule) -> tuple[list[Prompt], list[Tokens]]:
+        """Return prompts and sampled responses, and log their KL."""
+        prompts = self._prompts(trainer)
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
         device, pad = trainer.strategy.root_device, tokenizer.pad_token_id
         responses: list[Tokens] = []
         kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            while part := self._next_part(asked[len(responses) :]):
-                names = [str(len(responses) + i) for i in range(len(part))]
-                batch = move_data_to_device(PromptBatch.collate(names, names, part, pad_id=pad), device)
+            while len(responses) < len(prompts):
+                part = self._next_part(prompts[len(responses) :])
+                batch = move_data_to_device(collated(trainer, part), device)
                 answered = generated(policy, tokenizer, batch, self.max_new_tokens, Decoding(temperature=1.0))
                 # A pair needs two responses; the second is as short as possible and ignored.
                 second = [[tokenizer.eos_token_id]] * len(part)
-                pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
+                asked = [tokens for *_, tokens in part]
+                pairs = PairBatch.collate(batch.ids, asked, answered, second, pad_id=pad)
                 judged = policy.judged(move_data_to_device(pairs, device))
                 kl.append(judged.chosen_kl)
                 reference.append(judged.reference.chosen)
@@ -244,26 +219,24 @@ class SequenceKL(Callback):
             **mean_and_error("sequence_kl", torch.cat(kl)),
             "val/response_tokens": tokens / len(responses),
             "val/response_perplexity": float(perplexity),
-            "val/response_distinct_2": distinct_bigrams(responses),
             "val/response_repetition": repeated_bigrams(responses),
         }
         log_numbers(trainer, numbers)
-        return responses
+        return prompts, responses
 
-    def _next_part(self, prompts: list[Tokens]) -> list[Tokens]:
+    def _next_part(self, prompts: list[Prompt]) -> list[Prompt]:
         """Return the first prompts: as many as may be sampled at a time, but at least one."""
         part = prompts[: self.batch_size]
-        while len(part) > 1 and len(part) * (max(map(len, part)) + self.max_new_tokens) > SAMPLED_TOKENS:
-            part = part[:-1]
-        return part
+        room = SAMPLED_TOKENS // (max(len(tokens) for *_, tokens in part) + self.max_new_tokens)
+        return part[: max(1, room)]
 
 
 class GoldReward(SequenceKL):
     """Mean gold reward of responses that the policy samples at temperature 1, and their KL.
 
-    Tags: those of ``SequenceKL``, ``val/gold_reward`` and ``val/gold_reward_stderr`` (of the mean); from the
-    second time on the image ``val/reward_against_kl``. Files: ``samples.jsonl``, with ``prompt``,
-    ``response`` and ``gold_reward``, of the last time. Cost: that of ``SequenceKL`` and the reward's own.
+    Tags: those of ``SequenceKL``, ``val/gold_reward`` and ``val/gold_reward_stderr`` (of the mean). Files:
+    ``samples.jsonl``, with ``prompt``, ``response`` and ``gold_reward``, of the last time. Cost: that of
+    ``SequenceKL`` and the reward's own.
 
     Args:
         samples: number of responses, at least 2.
@@ -285,55 +258,38 @@ class GoldReward(SequenceKL):
     ):
         super().__init__(samples, batch_size=batch_size, **options)
         self.second_reward = second_reward
-        self._path: list[tuple[float, float]] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return KL and reward of each time."""
-        return {"path": self._path}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore KL and reward of each time."""
-        self._path = list(state_dict["path"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the data has a gold reward before the training takes time."""
-        if stage != "fit":
-            return
-        self._path = []  # a checkpoint is loaded after this
         data = datamodule(trainer)
-        if data is None or data.gold_reward is None:
+        if stage == "fit" and (data is None or data.gold_reward is None):
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
                 f"The data {task} has no gold reward; remove GoldReward from trainer.callbacks, or give a "
                 "reward with --data.source.reward, or train on the synthetic benchmark."
             )
 
-    def _look(self, trainer: Trainer, pl_module: Any) -> None:
+    def _sample(self, trainer: Trainer, pl_module: PreferenceModule) -> tuple[list[Prompt], list[Tokens]]:
+        """As ``SequenceKL``; also log the rewards, and write the samples on rank 0."""
+        prompts, tokens = super()._sample(trainer, pl_module)
         data = datamodule(trainer)
-        texts, asked = self._prompts(trainer)
-        tokens = self._sample(trainer, pl_module, asked)
-        pairs = zip(cycle(asked), tokens, strict=False)
-        responses = [decode_response(data.tokenizer, *pair) for pair in pairs]
-        prompts = list(islice(cycle(texts), self.samples))
-        answered = list(zip(prompts, responses, strict=True))
+        answered = [
+            (text, decode_response(data.tokenizer, asked, response))
+            for (_, text, asked), response in zip(prompts, tokens, strict=True)
+        ]
         scores = [float(data.gold_reward(*pair)) for pair in answered]
-        log_numbers(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
-        kl = float(trainer.callback_metrics["val/sequence_kl"])
-        self._path.append((kl, float(trainer.callback_metrics["val/gold_reward"])))
-        if len(self._path) > 1 and trainer.is_global_zero and trainer.loggers:
-            # Imported late: matplotlib is slow.
-            from pacmr_lightning.analysis.learning_curves import draw_reward_path
-
-            log_figure(trainer, "val/reward_against_kl", draw_reward_path(self._path))
+        numbers = mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double))
         if self.second_reward is not None:
             others = [self.second_reward(*pair) for pair in answered]
-            log_numbers(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))
+            numbers |= mean_and_error("second_reward", torch.tensor(others, dtype=torch.double))
+        log_numbers(trainer, numbers)
         if trainer.is_global_zero:
             rows = [
                 {"prompt": prompt, "response": response, "gold_reward": score}
                 for (prompt, response), score in zip(answered, scores, strict=True)
             ]
             write_json_lines(Path(trainer.default_root_dir) / SAMPLES, rows)
+        return prompts, tokens
 
 
 def trained_pairs(trainer: Trainer) -> float:
@@ -341,8 +297,8 @@ def trained_pairs(trainer: Trainer) -> float:
     return planned_updates(trainer) * getattr(datamodule(trainer), "global_batch_size", math.inf)
 
 
-def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
-    """Return the first ``count`` prompts of ``predict`` as one CPU batch; UserError if there is none."""
+def first_prompts(trainer: Trainer, count: int, asker: str) -> list[Prompt]:
+    """Return the first ``count`` prompts of ``predict``, or all; UserError if there is none."""
     rows = [
         (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
         for batch in islice(datamodule(trainer).predict_dataloader(), count)
@@ -350,8 +306,12 @@ def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
     ]
     if not rows:
         raise UserError(f"{asker} needs prompts, but the data has none; remove it from trainer.callbacks.")
-    columns = zip(*rows[:count], strict=True)
-    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
+    return rows[:count]
+
+
+def collated(trainer: Trainer, prompts: list[Prompt]) -> PromptBatch:
+    """Return prompts as one CPU batch."""
+    return PromptBatch.collate(*zip(*prompts, strict=True), pad_id=datamodule(trainer).tokenizer.pad_token_id)
 
 
 def mean_and_error(name: str, values: Tensor) -> dict[str, float]:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.strategies.ranks import on_all_ranks
 
-from .interval import Interval
+from .interval import Recurring
 
 
 def record_of(outputs: Any) -> PairRecord:
@@ -68,42 +68,34 @@ class LastVisits:
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
 
 
-class VisitsCallback(Callback):
+class VisitsCallback(Recurring):
     """Base of callbacks that process the last visits at chosen updates and at the end of the fit.
 
     Args:
         window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
         columns: values per visit.
-        every: updates between two calls of ``look``, or a share of the run; see ``Interval``.
+        every: updates between two calls of ``process``, or a share of the run; see ``Interval``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
     """
 
     def __init__(self, window: int, columns: int, every: int | float | None = None):
-        super().__init__()
+        super().__init__(every)
         self._visits = LastVisits(window, columns)
-        self.interval = Interval(every)
-        self._looked: int | None = None
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
         """Return the (N,) values of each column, of a step's visits."""
 
     @abstractmethod
-    def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
+    def process(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
         """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; all ranks call it."""
-
-    def is_due(self, trainer: Trainer) -> bool:
-        """Return true if ``look`` is due after this update; it always comes at the end."""
-        return self.interval.is_due(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
-        if stage == "fit":
-            self._looked = None
-            if trainer.global_step == 0:
-                self._visits.clear()
+        if stage == "fit" and trainer.global_step == 0:
+            self._visits.clear()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the visits of all ranks; ``state_dict`` would save those of rank 0 alone."""
@@ -115,17 +107,11 @@ class VisitsCallback(Callback):
             self._visits.load(state["visits"], trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Add the step's pairs, and call ``look`` if due."""
+        """Add the step's pairs, and process them if due."""
         # global_step already counts this update.
         self._visits.add(trainer.global_step - 1, *self.columns_of(record_of(outputs)))
-        if self.is_due(trainer):
-            self._look(trainer, pl_module)
+        super().on_train_batch_end(trainer, pl_module, outputs)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Call ``look`` at the end, while the ranks can still communicate."""
-        if self._looked != trainer.global_step:
-            self._look(trainer, pl_module)
-
-    def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        self._looked = trainer.global_step
-        self.look(trainer, pl_module, self._visits.of_all_ranks())
+    def look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Collect the visits of all ranks, and process them."""
+        self.process(trainer, pl_module, self._visits.of_all_ranks())

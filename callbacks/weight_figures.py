@@ -21,7 +21,7 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import ANALYSIS
 
-from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram, log_numbers
+from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram
 from .visits import VisitsCallback
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class VisitFigures(VisitsCallback):
         """Write the files, unless that is done: a fit may end early."""
         if self._written != trainer.global_step:
             self._written = trainer.global_step
-            self._look(trainer, pl_module)
+            self.look(trainer, pl_module)
 
-    def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
+    def process(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
         """Draw the visits with finite values; a and b may be NaN."""
         step = trainer.global_step
         # Known at the last update, where on_train_end would draw everything again.
@@ -111,8 +111,7 @@ class VNetSurfaces(VisitFigures):
 
     - Tags, regularly and at the end: the images ``pair_weights/heat_maps`` (a, b and g with contours of the
       visits) and ``weight_function`` (g along u at the median of Delta). With the files: the image
-      ``surfaces`` (3-D), ``pair_weights/monotone_share``, the share of the grid on which g rises with u, and
-      ``monotone_share_data``, the same of the cells that contain a pair.
+      ``surfaces`` (3-D).
     - Files, after ``steps`` and at the end: ``analysis/surfaces-step-NNNNN`` (.png and .pdf in 3-D, .csv, and
       .npz for ``pacmr compare --output``) and ``analysis/heat-maps-step-NNNNN`` (.png and .pdf).
     - Cost: 0.2 ms per update, about 0.6 s for the images, and 1.5 s for the files.
@@ -159,9 +158,6 @@ class VNetSurfaces(VisitFigures):
         if to_files:
             save_surface(surface, trainer.default_root_dir)
             self.put(trainer, "surfaces", "surfaces", draw_surfaces(surface))
-            shares = {"monotone_share": surface.monotone_share()}
-            shares["monotone_share_data"] = surface.monotone_share(with_data=True)
-            log_numbers(trainer, {f"{PAIR_WEIGHTS}/{name}": share for name, share in shares.items()})
         self.put(trainer, "heat_maps", "heat-maps" if to_files else None, draw_heat_maps(surface))
         weighting = getattr(pl_module, "weighting", None)
         start: Any = getattr(weighting, "start_slope", None), getattr(weighting, "start_offset", None)

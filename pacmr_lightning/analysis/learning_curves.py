@@ -1,6 +1,5 @@
 """Figure of several runs: reward or margin, accuracy, and weights of pairs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +9,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..batch import UNKNOWN
@@ -123,13 +121,3 @@ def _metrics(run: str) -> pd.DataFrame:
     if not path.exists():
         raise UserError(f"{path} does not exist; name the folder of a run that logged to it.")
     return pd.read_csv(path)
-
-
-def draw_reward_path(path: Sequence[tuple[float, float]]) -> Figure:
-    """Draw gold reward over KL at some updates of a run, in their order, with a ring around the last one."""
-    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
-    axis = figure.add_subplot(xlabel="KL to the reference (nats)", ylabel="Gold reward")
-    axis.plot(*zip(*path, strict=True), marker="o", color=COLORS[0])
-    axis.plot(*path[-1], marker="o", markersize=11, markerfacecolor="none", color=COLORS[1])
-    axis.set_title("Updates of this run; ring: the last", fontsize=10)
-    return figure

@@ -63,17 +63,6 @@ class Surface:
         """Return the weight at the points of ``u`` for another slope and offset."""
         return self.floor + (1 - self.floor) * expit(a * self.u + b)
 
-    @property
-    def rises(self) -> np.ndarray:
-        """(D, U) whether g rises with u here; uses a u + b, since g rounds to 0 or 1."""
-        h = np.pad(self.a * self.u + self.b, ((0, 0), (1, 1)), mode="edge")
-        return h[:, 2:] > h[:, :-2]
-
-    def monotone_share(self, with_data: bool = False) -> float:
-        """Return the share of the grid (or of cells with visits) where g rises with u; NaN for no cell."""
-        rises = self.rises[self.density > 0] if with_data else self.rises
-        return float(rises.mean()) if rises.size else float("nan")
-
 
 def grid(visits: Visits, points: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges get ±1."""

@@ -195,12 +195,6 @@ def generation_key(
     )
 
 
-def distinct_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
-    """Return distinct-2 (Li et al., arXiv 1510.03055) of equally many responses; NaN without bigrams."""
-    found = [bigram for response in responses for bigram in pairwise(response)]
-    return len(set(found)) / len(found) if found else float("nan")
-
-
 def repeated_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
     """Return the share of bigrams repeated within a response (Welleck et al., arXiv 1908.04319), or NaN."""
     found = [list(pairwise(response)) for response in responses]

@@ -1,5 +1,6 @@
 """Metrics of DPO training and of the weights, and how well weights tell flipped pairs."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,9 +19,12 @@ REWARDS = (
     "rewards/rejected",
     "rewards/margins",
     "rewards/accuracies",
+    "rewards/saturated",
     "logps/chosen",
     "logps/rejected",
 )
+SATURATED_U = math.log(0.999 / 0.001)
+"""u from which sigmoid(u) is above 0.999, and DPO's loss has no gradient to speak of."""
 WEIGHT_GAP = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 
 
@@ -82,6 +86,7 @@ def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
         "rewards/rejected": rewards.rejected,
         "rewards/margins": u,
         "rewards/accuracies": _share_above_zero(u),
+        "rewards/saturated": u > SATURATED_U,
         "logps/chosen": rewards.policy.chosen,
         "logps/rejected": rewards.policy.rejected,
     }

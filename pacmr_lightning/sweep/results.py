@@ -113,7 +113,7 @@ def _probe_weights(cell: Cell) -> dict[str, float | None]:
     if not path.exists():
         return dict.fromkeys(PROBE)
     table = pd.read_csv(path)
-    last = table[table["set"].eq("probe") & table["category"].eq(ALL_CATEGORIES)].iloc[-1]
+    last = table[table["category"].eq(ALL_CATEGORIES)].iloc[-1]
     return {name: last[name.removeprefix("probe_")] for name in PROBE}
 
 

@@ -18,12 +18,12 @@ from pacmr_lightning.weighting import VNetWeighting
 from ..conftest import quiet_trainer
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
-MAPS = ("heat_maps", "weight_function", "surfaces", "monotone_share")
+MAPS = ("heat_maps", "weight_function", "surfaces")
 LEFT = {
     "Dashboard": ({"custom_scalars__config__"}, set()),
     "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
     "GoldReward": (SAMPLED | {"val/gold_reward"}, {"samples.jsonl"}),
-    "Health": ({"warnings/slope_ratio", "warnings/alarm"}, set()),
+    "Health": (set(), set()),
     "KLGuard": ({"val/guard/kl"}, set()),
     "LogProgress": (set(), set()),
     "NoiseMask": (set(), {"noise_mask.parquet"}),
@@ -43,7 +43,7 @@ LEFT = {
         {f"analysis/weight-distributions-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
     "WeightGap": (
-        {"pair_weights/probe_gap", "pair_weights/window_auroc"},
+        {"pair_weights/probe_gap", "pair_weights/probe_auroc"},
         {"analysis/weight-gap.csv", "analysis/probe-00003.parquet"},
     ),
     "WeightRecorder": (set(), {"weights/part-000-00000.parquet"}),
@@ -109,6 +109,6 @@ def test_alone(run, bare, name):
     assert all(head in documented for head in heads), documented
     for tag in new if name != "Dashboard" else ():  # its docstring names the page
         word = tag.removesuffix("/text_summary").split("/")[-1]
-        assert re.sub("^(window|probe)_", "", word) in documented, tag
+        assert word.removeprefix("probe_") in documented, tag
     for file in left:
         assert re.split(r"-step|-\d", file.split("/")[-1])[0] in documented, file

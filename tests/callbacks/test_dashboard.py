@@ -26,7 +26,7 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
         {"class_path": "WeightRecorder"},
         {"class_path": "WeightDistributions", "init_args": {"every": 2}},
         {"class_path": "GoldReward", "init_args": {"samples": 4, "max_new_tokens": 3, "every": 2}},
-        {"class_path": "WeightGap", "init_args": {"probe_pairs": 4}},
+        {"class_path": "WeightGap", "init_args": {"probe_pairs": 8}},
     ]
     vnet = {"class_path": "VNetWeighting", "init_args": {"every": 1, "learning_rate": 0.05}}
     for name, weighting in (("pacmr", {"weighting": vnet, "method": "pacmr"}), ("dpo", {})):

@@ -9,8 +9,6 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks import KLGuard
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 
 from ..conftest import write_lines
@@ -96,11 +94,3 @@ def test_a_run_that_stays_is_not_changed(fit, recwarn):
     without = fit("two", [], 0.0003)
     assert adapters_are_equal(with_guard, without) and with_guard["global_step"] == 16
     assert not [w for w in recwarn if "KLGuard" in str(w.message)]
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"pairs": 0}, "pairs is 0"), ({"every": 0.0}, "every is 0.0"), ({"stop": 0}, "stop is 0"),
-])  # fmt: skip
-def test_ranges(options, message):
-    with pytest.raises(UserError, match=message):
-        KLGuard(**options)

@@ -1,4 +1,4 @@
-"""Options of callbacks that are out of range."""
+"""Options of callbacks that are out of range, and modules or data that do not fit them."""
 
 import pytest
 
@@ -11,16 +11,16 @@ from pacmr_lightning.errors import UserError
     [
         ("GoldReward", {"samples": 1, "max_new_tokens": 0, "batch_size": 0, "every": 0}),
         ("Health", {"max_slope_ratio": 1.0}),
-        ("Health", {"min_effective_sample_size": 1.0, "max_saturated_share": 0.0}),
-        ("Health", {"max_idle_updates": 0, "lora_after": 0}),
+        ("KLGuard", {"pairs": 0, "every": 0.0, "warn": 0, "stop": 0}),
         ("RunSummary", {"window": 0}),
         ("SampleResponses", {"prompts": 0, "every": 0, "max_new_tokens": 0}),
         ("Throughput", {"window_size": 1}),
         ("VNetSurfaces", {"steps": [500, 0], "points": 1, "window": 0, "every": 1.5}),
         ("WeightDistributions", {"steps": [-1], "window": 0, "every": 0.0}),
-        ("WeightGap", {"window": 0, "probe_pairs": 0, "every": 0}),
+        ("WeightGap", {"probe_pairs": 0, "every": 0}),
         ("WeightRecorder", {"rows_per_part": 0}),
         ("Snapshots", {"steps": [0, 5]}),
+        ("Snapshots", {"steps": []}),
     ],
 )
 def test_bad_options(callback, options):
@@ -30,6 +30,15 @@ def test_bad_options(callback, options):
         assert f"{name} is {value}, but " in str(caught.value)
 
 
-def test_snapshots_need_a_step():
-    with pytest.raises(UserError, match="updates of at least 1"):
-        callbacks.Snapshots([])
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (callbacks.WeightRecorder, "no 'record' of its pairs"),
+        (callbacks.WeightGap, "this run's data has no train_pairs"),
+        (callbacks.Health, "Health needs the curves of PreferenceModule; remove it"),
+    ],
+)
+def test_another_module_or_data(callback, message, fit, tmp_path, make_module, monkeypatch):
+    monkeypatch.setattr(make_module, "training_step", lambda self, batch, batch_idx: None)
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, [callback()])

@@ -8,6 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.callbacks import LogProgress, Throughput
 
+from .conftest import Module
+
 
 @pytest.mark.parametrize("validation", [True, False])
 def test_scalars_in_tensorboard(fit, tmp_path, validation):
@@ -26,15 +28,19 @@ def test_scalars_in_tensorboard(fit, tmp_path, validation):
     assert (pairs, tokens) == (pytest.approx(8 * updates), pytest.approx(4.5 * pairs))
 
 
-def test_a_line_each_time(fit, tmp_path, capsys, make_module):
-    class Logging(make_module):
-        def training_step(self, batch, batch_idx):
-            self.log("train/loss", 0.5 + self.global_step, prog_bar=True)
-            return super().training_step(batch, batch_idx)
+class Logging(Module):
+    def training_step(self, batch, batch_idx):
+        self.log("train/loss", 0.5 + self.global_step, prog_bar=True)
+        return super().training_step(batch, batch_idx)
 
-    fit(tmp_path, [LogProgress(seconds=0)], Logging())
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", 0.3, prog_bar=True, batch_size=4)
+
+
+def test_a_line_each_time(fit, tmp_path, capsys):
+    fit(tmp_path, [LogProgress(seconds=0)], Logging(), check_val_every_n_epoch=2)
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == "12 updates done: train/loss 11.5"
+    assert said[-1] == "12 updates done: train/loss 11.5, val/loss 0.3 (val/... after update 8)"
     lines = [line for line in said if line.startswith("Update")]
     found = [re.fullmatch(r"Update (\d+) of 12, 0:00:\d\d left, loss (\d+\.5000)", line) for line in lines]
     assert all(found) and [int(line[1]) for line in found] == list(range(1, 13))
@@ -43,17 +49,9 @@ def test_a_line_each_time(fit, tmp_path, capsys, make_module):
 
 
 def test_seldom(fit, tmp_path, capsys):
+    fit(tmp_path, [LogProgress(seconds=60)], Logging())
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "12 updates done: train/loss 11.5, val/loss 0.3"
+    assert not any(line.startswith("Update") for line in said)
     fit(tmp_path, [LogProgress(seconds=60)])
     assert capsys.readouterr().err.splitlines()[-1] == "12 updates done"
-
-
-def test_an_older_validation_says_its_step(fit, tmp_path, capsys, make_module):
-    class Logging(make_module):
-        def validation_step(self, batch, batch_idx):
-            self.log("val/loss", 0.3, prog_bar=True, batch_size=4)
-
-    fit(tmp_path, [LogProgress(seconds=60)], Logging(), check_val_every_n_epoch=2)
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "12 updates done: val/loss 0.3 (val/... after update 8)"
-    fit(tmp_path, [LogProgress(seconds=60)], Logging())
-    assert capsys.readouterr().err.splitlines()[-1] == "12 updates done: val/loss 0.3"

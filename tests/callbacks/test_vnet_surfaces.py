@@ -1,6 +1,5 @@
 """VNetSurfaces: its grid against a VNet in float64, its files, resumes and two processes."""
 
-import csv
 import json
 
 import lightning.pytorch as pl
@@ -22,10 +21,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
-
-SHARES = ["pair_weights/monotone_share", "pair_weights/monotone_share_data"]
 
 
 def by_hand(vnet, delta, u):
@@ -66,12 +62,12 @@ def real_run(fit, root, model_folder, weighting, callbacks, **options):
 
 @pytest.mark.slow
 def test_values_of_a_real_run(fit, model_folder, tmp_path):
-    loggers = [TensorBoardLogger(tmp_path, "tensorboard", ""), ContinuedCSVLogger(tmp_path, "", "")]
+    logger = TensorBoardLogger(tmp_path, "tensorboard", "")
     # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
     weighting = VNetWeighting(every=1, learning_rate=0.05)
     weighting.outer.tau = 0.5
     callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16, every=3)]
-    module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=loggers)
+    module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=logger)
 
     assert steps_of(tmp_path) == [2, 4]
     last = load_surface(tmp_path)
@@ -113,18 +109,12 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     expected = {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
     expected |= {f"surfaces-step-0000{step}.{ending}" for step in (2, 4) for ending in ("npz", "csv")}
     assert {path.name for path in (tmp_path / "analysis").iterdir()} == expected
-    with (tmp_path / "metrics.csv").open() as file:
-        found = [row for row in csv.DictReader(file) if row[SHARES[0]]]
-    assert [row["step"] for row in found] == ["1", "3"]
-    assert float(found[1][SHARES[0]]) == pytest.approx(last.monotone_share())
-    assert float(found[1][SHARES[1]]) == pytest.approx(last.monotone_share(with_data=True))
     events = EventAccumulator(str(tmp_path / "tensorboard"), {"images": 0}).Reload()
     for name in ("heat_maps", "weight_function", "surfaces"):
         shown_at = [1, 3] if name == "surfaces" else [1, 2, 3]
         shown = events.Images(f"pair_weights/{name}")
         assert [event.step for event in shown] == shown_at, "steps, every and the end"
         assert len({event.encoded_image_string for event in shown}) == len(shown_at)
-    assert [event.step for event in events.Scalars(SHARES[0])] == [1, 3]
 
 
 def test_a_fixed_prior_is_flat(fit, model_folder, tmp_path):
@@ -136,7 +126,6 @@ def test_a_fixed_prior_is_flat(fit, model_folder, tmp_path):
     np.testing.assert_allclose(
         surface.g, np.tile(1 / (1 + np.exp(-surface.u) * 0.3 / 0.7), (5, 1)), rtol=1e-6
     )
-    assert surface.monotone_share() == 1.0
 
 
 def test_nothing_where_there_is_no_slope_and_all_weights_are_alike(fit, tmp_path, make_module):
@@ -185,17 +174,14 @@ def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
     def callbacks(steps=(6,)):
         return [VNetSurfaces(list(steps), points=5, window=30), ModelCheckpoint(every_n_epochs=1)]
 
-    def logger(folder):
-        return ContinuedCSVLogger(folder, "", "")
-
-    fit(tmp_path / "whole", callbacks(), logger=logger(tmp_path / "whole"))
+    fit(tmp_path / "whole", callbacks())
     folder = tmp_path / "killed"
     with pytest.raises(RuntimeError, match="killed"):
-        fit(folder, callbacks(steps=(3, 6, 7)), make_module(die_at=7), logger=logger(folder))
+        fit(folder, callbacks(steps=(3, 6, 7)), make_module(die_at=7))
     (checkpoint,) = folder.rglob("*.ckpt")
     assert steps_of(folder) == [3, 6, 7]
     (folder / "analysis" / "surfaces-step-00007-mine.png").write_text("a copy of the user's")
-    fit(folder, callbacks(), resume=checkpoint, logger=logger(folder))
+    fit(folder, callbacks(), resume=checkpoint)
     # Step 7 belongs to the killed fit only, whose steps after the checkpoint at 4 did not happen.
     assert steps_of(folder) == [3, 6, 12]
     for step in (6, 12):
@@ -203,9 +189,6 @@ def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
         assert len(load_surface(folder, step).visits.u) == 32
     left = {path.name for path in (folder / "analysis").glob("*00007*")}
     assert left == {"surfaces-step-00007-mine.png"}
-    with (folder / "metrics.csv").open() as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row[SHARES[0]]]
-    assert steps == [2, 5, 11]
 
 
 @pytest.mark.slow

@@ -48,7 +48,6 @@ def test_both_labels_of_a_run(fit, tmp_path):
     ("flip", "groups"),
     [
         (lambda i: None, {"all"}),
-        (lambda i: False, {"unflipped"}),
         (lambda i: None if i % 2 else i % 4 == 0, {"unflipped", "flipped", "unknown"}),
     ],
 )

@@ -34,8 +34,8 @@ CALLBACKS = {
     "Throughput": {"window_size": 4},
     "VNetSurfaces": {"steps": [12], "every": 8, "points": 7, "window": 50},
     "WeightDistributions": {"every": 8},
-    "WeightGap": {"window": 100, "probe_pairs": 40, "every": 8},
-    "Health": {"lora_after": 3},
+    "WeightGap": {"probe_pairs": 40, "every": 8},
+    "Health": {},
     "SampleResponses": {"prompts": 2, "every": 8, "max_new_tokens": 4},
     "GoldReward": {"samples": 32, "max_new_tokens": 4},
     "Snapshots": {"steps": [18]},
@@ -137,7 +137,7 @@ def assert_same(found, expected, atol):
 
     summaries = [json.loads((run / "summary.json").read_text()) for run in (found, expected)]
     for summary in summaries:
-        assert all(summary.pop(name) > 0 for name in ("seconds", "wall_seconds", "pairs_per_second"))
+        assert summary.pop("wall_seconds") > 0
     same(*summaries, atol, "summary.json")
     for name in ("responses.jsonl", "samples.jsonl"):
         assert (found / name).read_text() == (expected / name).read_text()

@@ -21,26 +21,16 @@ def surface_of(vnet, side, points=21):
     return Surface(1, "pacmr", "toy", 0.3, delta, u, a, b, density(visits, delta, u), visits)
 
 
-@pytest.mark.parametrize(
-    ("slope", "share", "side"), [(2.0, 1.0, 1000.0), (-2.0, 0.0, 0.01), (0.0, 0.0, 0.01)]
-)
-def test_monotone_share_of_a_fixed_slope(slope, share, side):
-    # At |u| = 1000 the weight itself is 0 or 1 almost everywhere.
-    surface = surface_of(VNet(slope=slope, offset=0.3), side)
-    assert surface.monotone_share() == share
-    assert surface.monotone_share(with_data=True) == share
-
-
-def test_monotone_share_of_a_weight_that_rises_on_one_side():
+def test_slope_and_offset_of_a_network():
     vnet = VNet(hidden=(2,), slope=0.0)
     with torch.no_grad():  # b = relu(u) + relu(-u) = |u|
         vnet.layers[0].weight.copy_(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
         vnet.layers[0].bias.zero_()
         vnet.layers[2].weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    surface = surface_of(vnet, 3.0)
-    np.testing.assert_allclose(surface.b, np.tile(np.abs(surface.u), (21, 1)))
-    assert surface.monotone_share() == pytest.approx(10 / 21)  # the points of u > 0
-    assert surface.monotone_share(with_data=True) == 1.0
+    delta, u = np.linspace(-1, 1, 21), np.linspace(-3, 3, 11)
+    a, b = slope_and_offset(vnet, delta, u)
+    np.testing.assert_allclose(b, np.tile(np.abs(u), (21, 1)))
+    assert not a.any()
 
 
 def test_density_is_the_share_of_the_visits_inside():

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import Callback
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.callbacks.health import dead_adapters
 from pacmr_lightning.strategies.sharding import is_sharded
 
 
@@ -36,7 +35,7 @@ class Killed(Callback):
 
 
 class Sizes(Callback):
-    """Writes down the bytes that this process holds of what is trained, and how many B are 0."""
+    """Writes down the bytes that this process holds of the policy and its optimizer."""
 
     def on_train_end(self, trainer, pl_module):
         def size(tensors):
@@ -52,6 +51,5 @@ class Sizes(Callback):
             "base": held(p for p in parameters if not p.requires_grad),
             "adapter": held(p for p in parameters if p.requires_grad),
             "optimizer": size(v for s in states for k, v in s.items() if k != "step"),
-            "dead": len(dead_adapters(pl_module)[0]),
         }
         torch.save(found, f"{trainer.default_root_dir}/sizes-{trainer.global_rank}.pt")

@@ -77,7 +77,6 @@ def test_zero_3_through_the_command_line(fit, base):
     sizes = [torch.load(f"two/sizes-{rank}.pt") for rank in (0, 1)]
     weights = 4 * AutoModelForCausalLM.from_pretrained(base).num_parameters()
     adapter = sum(4 * v.numel() for k, v in one["state_dict"].items() if "lora_" in k)
-    assert [found["dead"] for found in sizes] == [0, 0]
     for found in sizes:  # parts are rounded up to a number of elements that the processes divide
         assert found["base"] == pytest.approx(weights / 2, rel=0.01)
         assert found["optimizer"] == pytest.approx(2 * adapter / 2, rel=0.01)
