@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -27,19 +26,13 @@ from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
+from .base import TrainedOnly
 from .datamodule import datamodule
 from .finite import check_finite
 from .metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
-from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import (
-    check_optimizer,
-    learning_rate_by_size,
-    log_short_run,
-    planned_updates,
-    warmup_cosine,
-)
-from .trained_only import TrainedOnly
+from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
+from .schedule import learning_rate_by_size, log_short_run, planned_updates
 
 _MICRO_BATCH = ("micro_batch_size", "micro_batch_tokens")
 AUTO = 4
@@ -79,6 +72,9 @@ class PreferenceModule(Recorded, TrainedOnly):
         UserError: an argument is out of its range.
     """
 
+    fused = True
+    """LoRA's many small matrices take a quarter of the time, on a CPU too."""
+
     def __init__(
         self,
         policy: PolicyModel,
@@ -95,8 +91,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         micro_batch_tokens: int | None = None,
         max_new_tokens: int = 128,
     ):
-        super().__init__()
-        check_optimizer(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
+        super().__init__(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
         check_within("(0, inf]", ", or null for none", max_grad_norm=max_grad_norm)
         check_at_least(1, micro_batch_tokens=micro_batch_tokens)
         if isinstance(micro_batch_size, int):
@@ -119,11 +114,6 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"{type(self.weighting).__name__} would have no effect; use Unweighted with it."
             )
         self.method = method
-        self.learning_rate = learning_rate
-        self.betas = betas
-        self.weight_decay = weight_decay
-        self.warmup_ratio = warmup_ratio
-        self.min_lr_ratio = min_lr_ratio
         self.max_grad_norm = max_grad_norm
         if self.objective.grouped and micro_batch_tokens is not None:
             raise UserError(
@@ -197,6 +187,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)
+        self.weighting.check_plan(planned_updates(self.trainer), len(data.train_dataloader()))
         for sentence in unused_columns(self.weighting, data.train_pairs):
             rank_zero_info(sentence)
         if self.objective.label_noise == "auto":
@@ -293,29 +284,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         if self.policy.asks_gradient_checkpointing:
             found["--model.policy.gradient_checkpointing"] = self.policy.gradient_checkpointing
         return found
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak.
-
-        VNet's is ``vnet_optimizer``, which says why it is not among them.
-        """
-        assert self.learning_rate is not None  # since ``setup``
-        optimizer = torch.optim.AdamW(
-            self.policy.adapter().values(),
-            lr=self.learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            fused=True,  # LoRA's many small matrices: a quarter of the time, on a CPU too
-        )
-        updates = planned_updates(self.trainer)
-        self.weighting.check_plan(updates, len(datamodule(self.trainer).train_dataloader()))
-        schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
-
-    def on_train_start(self) -> None:
-        """Set this fit's optimizer options after a checkpoint restored its own."""
-        assert self.learning_rate is not None
-        use_options(self, self.learning_rate, self.betas, self.weight_decay)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""

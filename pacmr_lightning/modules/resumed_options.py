@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import UserError
 from ..files import content_digest, local_path
@@ -82,17 +81,3 @@ def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None
         rank_zero_info(
             f"Nothing is left to train: {done} of {planned} updates are done; raise trainer.max_epochs."
         )
-
-
-def use_options(
-    module: LightningModule, learning_rate: float, betas: tuple[float, float], weight_decay: float
-) -> None:
-    """Set this fit's optimizer options (the schedule's next learning rate) after a checkpoint's restore."""
-    schedule = module.lr_schedulers()
-    if not isinstance(schedule, LambdaLR):  # a subclass has another one
-        return
-    optimizer = module.trainer.optimizers[0]
-    schedule.base_lrs = [learning_rate] * len(schedule.base_lrs)
-    for group, shape in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
-        own = {"initial_lr": learning_rate, "betas": betas, "weight_decay": weight_decay}
-        group |= {"lr": learning_rate * shape(schedule.last_epoch), **own}

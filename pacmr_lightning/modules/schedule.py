@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
-from ..errors import UserError, check_within
+from ..errors import UserError
 from .datamodule import datamodule
 
 LEARNING_RATES = (
@@ -51,22 +51,6 @@ def learning_rate_by_size(asked: float | None, parameters: int) -> float:
             f"parameters ({why}). Policies may degenerate there; leave it out for that rate."
         )
     return asked
-
-
-def check_optimizer(
-    learning_rate: float | None,
-    betas: tuple[float, float],
-    weight_decay: float,
-    warmup_ratio: float,
-    min_lr_ratio: float,
-) -> None:
-    """Raise UserError if an option of AdamW or of its schedule is out of its range."""
-    check_within("(0, 1e30]", " (Qu et al.: 5e-6)", learning_rate=learning_rate)
-    for beta in betas:
-        check_within("[0, 1)", " (usual: 0.9 and 0.95)", **{"one of betas": beta})
-    check_within("[0, 1e30]", weight_decay=weight_decay)
-    check_within("[0, 1)", ", a share of the updates", warmup_ratio=warmup_ratio)
-    check_within("[0, 1]", ", a share of the peak", min_lr_ratio=min_lr_ratio)
 
 
 def warmup_cosine(

@@ -11,7 +11,6 @@ from huggingface_hub.errors import StrictDataclassError
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -35,12 +34,12 @@ from ..policy.numerics import AskedDtype, Recomputed, base_dtype, check_weights,
 from ..policy.rotary import choose_by_row
 from ..strategies.ranks import several_ranks
 from ..waiting import waiting
+from .base import TrainedOnly
 from .datamodule import datamodule
 from .finite import check_finite
 from .micro_batch_finder import Way, can_be_tried, chosen, first_that_fits, forward_and_backward
-from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_optimizer, log_short_run, planned_updates, warmup_cosine
-from .trained_only import TrainedOnly
+from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
+from .schedule import log_short_run
 
 IGNORED = -100
 """Label of tokens without loss, as in torch."""
@@ -56,14 +55,6 @@ OVERRULED_LLAMA = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
 ) | {"dtype": "set the module's dtype instead"}
 """Keys of LlamaConfig that users may not set, with the remedy."""
-
-
-class Perplexity(MeanMetric):
-    """exp of the mean token loss (nats)."""
-
-    def compute(self) -> Tensor:
-        """Return the perplexity over all tokens and ranks, 0-dim."""
-        return super().compute().exp()
 
 
 class SFTModule(TrainedOnly):
@@ -112,13 +103,12 @@ class SFTModule(TrainedOnly):
         gradient_checkpointing: bool | Literal["auto"] = False,
         save_to: str | None = None,
     ):
-        super().__init__()
+        super().__init__(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
         if (model is None) == (from_scratch is None):
             raise UserError(
                 f"model is {model!r} and from_scratch is {from_scratch!r}; give exactly one of them: a "
                 "pretrained model, or the shape of a new one."
             )
-        check_optimizer(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
         if dtype == "bfloat16" and lora is None:
             raise UserError(
                 "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "
@@ -142,7 +132,6 @@ class SFTModule(TrainedOnly):
         # Without warnings of NaN, which check_finite refuses.
         self.train_loss = MeanMetric(dist_sync_on_step=True, nan_strategy="disable")
         self.val_loss = MeanMetric(nan_strategy="disable")
-        self.val_perplexity = Perplexity(nan_strategy="disable")
 
     @property
     def folder(self) -> Path:
@@ -239,27 +228,14 @@ class SFTModule(TrainedOnly):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Collect the validation rows' token losses."""
-        losses = self.token_losses(batch)
-        self.val_loss.update(losses)
-        self.val_perplexity.update(losses)
+        self.val_loss.update(self.token_losses(batch))
         self.log("val/loss", self.val_loss, prog_bar=True)
-        self.log("val/perplexity", self.val_perplexity)
 
     def on_validation_epoch_end(self) -> None:
-        """Stop all ranks if the validation loss is not finite."""
-        check_finite(self.val_loss.compute(), {}, of="validation loss")
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW; warm-up, then a cosine over the run's optimizer steps."""
-        optimizer = torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.hparams["learning_rate"],
-            betas=self.hparams["betas"],
-            weight_decay=self.hparams["weight_decay"],
-        )
-        steps = planned_updates(self.trainer)
-        schedule = warmup_cosine(optimizer, steps, self.hparams["warmup_ratio"], self.hparams["min_lr_ratio"])
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        """Log the perplexity; stop all ranks if the validation loss is not finite."""
+        loss = self.val_loss.compute()
+        check_finite(loss, {}, of="validation loss")
+        self.log("val/perplexity", loss.exp(), sync_dist=True)
 
     def on_fit_start(self) -> None:
         """Refuse a trainer precision that cast trained weights to half precision."""
@@ -352,10 +328,6 @@ class SFTModule(TrainedOnly):
                 f"The weights of {self.hparams['model']} differ from those that the checkpoint was trained "
                 "on; restore them, or start a new run in another folder."
             )
-
-    def on_train_start(self) -> None:
-        """Set this fit's optimizer options after a checkpoint restored its own."""
-        use_options(self, *(self.hparams[name] for name in ("learning_rate", "betas", "weight_decay")))
 
     def _options(self) -> dict[str, Any]:
         names = (*OPTIMIZER, "dtype", "lora", "from_scratch", "gradient_checkpointing")

@@ -45,11 +45,6 @@ class LabelNoiseObjective(Objective):
 
     def resolve_label_noise(self, rate: float) -> None:
         """See ``Objective``."""
-        if self.label_noise not in ("auto", rate):
-            raise UserError(
-                f"label_noise is {self.label_noise} already and cannot become {rate}; make it auto to take "
-                "the data's rate."
-            )
         self._check_label_noise(rate)
         self.label_noise = rate
 
@@ -69,7 +64,6 @@ class LabelNoiseObjective(Objective):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the saved rate if it is "auto" here."""
-        super().load_state_dict(state)
         if self.label_noise == "auto" and state["label_noise"] != "auto":
             self.resolve_label_noise(state["label_noise"])
 

@@ -42,8 +42,6 @@ class WeightedGradient:
     """(n,) l of this rank's pairs under the observed labels, detached."""
     weights: Weights
     """Weights of this rank's pairs, before division by their mean."""
-    mean_weight: Tensor
-    """0-dim mean of g over the global batch."""
     total: Tensor
     """0-dim number of pairs N in the global batch."""
 
@@ -94,11 +92,11 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     sum_over_ranks(gradient.values())
 
     weights = Weights.cat(parts)
-    mean = weights.g.sum() / total
-    sum_over_ranks([mean])
     if weighting.mean_one:
+        mean = weights.g.sum() / total
+        sum_over_ranks([mean])
         torch._foreach_div_(list(gradient.values()), mean)
-    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), weights, mean, total)
+    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), weights, total)
 
 
 def update_vnet(
@@ -156,12 +154,6 @@ def update_vnet(
     # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.
     vnet, optimizer, c = weighting.vnet, weighting.vnet_optimizer, factor * clipped
     assert vnet is not None and optimizer is not None
-    if weighting.mean_one:
-        # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
-        # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
-        weighted = (c * inner.weights.g.to(c.dtype)).sum() / inner.total
-        sum_over_ranks([weighted])
-        c = (c - weighted / inner.mean_weight) / inner.mean_weight
     optimizer.zero_grad()
     with torch.enable_grad():
         g, _, _ = vnet(*inputs(inner.rewards, pairs.batch))

@@ -10,15 +10,6 @@ from ..errors import UserError, check_within
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
-_NO_ETA = (
-    "OracleWeights needs eta, the probability that the chosen response is better, of every pair; add the "
-    "column eta to the rows, or train on the synthetic benchmark."
-)
-_NO_FLIPS = (
-    "DropFlipped needs a known flip of every pair; add the column flipped to the "
-    "rows, or inject the noise with noise_rate."
-)
-
 
 def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
     """Return log(q / eta), eta = sigmoid(s), q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+."""
@@ -34,15 +25,11 @@ class OracleWeights(Weighting):
     Args:
         label_noise: noise rate eps, in [0, 1); "auto" is the datamodule's noise rate.
         rho0: scale of the weights, in (0, 1 - eps); the optimum does not depend on it.
-        mean_one: divide the weights of an optimizer-step batch by their mean.
     """
 
-    def __init__(
-        self, label_noise: float | Literal["auto"] = "auto", rho0: float = 0.5, mean_one: bool = False
-    ):
+    def __init__(self, label_noise: float | Literal["auto"] = "auto", rho0: float = 0.5):
         self.label_noise = label_noise
         self.rho0 = rho0
-        self.mean_one = mean_one
         if label_noise != "auto":
             self._check(label_noise)
 
@@ -65,16 +52,15 @@ class OracleWeights(Weighting):
     def check_pairs(self, pairs: Any) -> None:
         """Refuse pairs of unknown eta."""
         if None in pairs.rows["eta"][:]:
-            raise UserError(_NO_ETA)
+            raise UserError(
+                "OracleWeights needs eta, the probability that the chosen response is better, of every pair; "
+                "add the column eta to the rows, or train on the synthetic benchmark."
+            )
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return (N,) weights."""
-        if batch.eta is None or bool(batch.eta.isnan().any()):
-            raise UserError(_NO_ETA)
-        if self.label_noise == "auto":
-            raise UserError(
-                "The label_noise of OracleWeights is auto, and no datamodule has set it; give a number."
-            )
+        assert self.label_noise != "auto", "set_label_noise resolves it"
+        assert batch.eta is not None, "check_pairs refuses it"
         # Rounded probabilities 0 and 1 have no finite logit. On the CPU, since a device may lack float64.
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
         eps, rho0 = torch.tensor([self.label_noise, self.rho0], dtype=torch.float64)
@@ -90,22 +76,16 @@ class OracleWeights(Weighting):
 
 
 class DropFlipped(Weighting):
-    """Weight 0 for pairs whose label is known to be flipped, 1 for the others.
-
-    Args:
-        mean_one: divide the weights of an optimizer-step batch by their mean, for steps of the usual size.
-    """
-
-    def __init__(self, mean_one: bool = False):
-        self.mean_one = mean_one
+    """Weight 0 for pairs whose label is known to be flipped, 1 for the others."""
 
     def check_pairs(self, pairs: Any) -> None:
         """Refuse pairs of unknown flips."""
         if min(pairs.flipped) < 0:
-            raise UserError(_NO_FLIPS)
+            raise UserError(
+                "DropFlipped needs a known flip of every pair; add the column flipped to the rows, or inject "
+                "the noise with noise_rate."
+            )
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return (N,) zeros and ones."""
-        if bool((batch.flipped < 0).any()):
-            raise UserError(_NO_FLIPS)
         return Weights((batch.flipped == 0).to(rewards.u.dtype))

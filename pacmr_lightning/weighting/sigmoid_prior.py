@@ -25,7 +25,6 @@ class SigmoidPrior(Weighting):
         offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With slope 1 these weights
             satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
         floor: c, the smallest weight, which keeps DPO's restoring force (docs/methods.md).
-        mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss g l(u) + (1 - g) l(-u). With slope 1 and the offset logit(1 - rate) that is RE-PO's
             loss at a fixed rate (``RPOEM``).
 
@@ -38,14 +37,12 @@ class SigmoidPrior(Weighting):
         slope: float = 1.0,
         offset: float | Literal["auto"] = 0.0,
         floor: float = 0.0,
-        mean_one: bool = False,
         soft_labels: bool = False,
     ):
         check_within("[0, 1)", floor=floor)
         self.floor = floor
         self.slope = slope
         self.offset = offset
-        self.mean_one = mean_one
         self.soft_labels = soft_labels
         if soft_labels:
             check_offset("offset", offset)

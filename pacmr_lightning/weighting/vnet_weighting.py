@@ -49,7 +49,6 @@ class VNetWeighting(Weighting):
         floor: c, the smallest weight: g = c + (1 - c) sigmoid(a u + b); docs/methods.md has what it does.
             Qu et al.: 0.
         max_slope: largest a; None (Qu et al.) for no bound.
-        mean_one: divide the weights of an optimizer-step batch by their mean; not in Qu et al.
         soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in Qu et al.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison, and
@@ -78,7 +77,6 @@ class VNetWeighting(Weighting):
         start_offset: float | Literal["auto"] = 0.0,
         floor: float = 0.0,
         max_slope: float | None = None,
-        mean_one: bool = False,
         check_every: int | None = None,
         soft_labels: bool = False,
         keep_gradients: AskedGradients = "auto",
@@ -113,7 +111,6 @@ class VNetWeighting(Weighting):
             self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
         self.start_slope = start_slope
         self.start_offset = start_offset
-        self.mean_one = mean_one
         self.check_every = None if isinstance(self.estimator, GhostDotProduct) else check_every
         self._said_error = False
         self.keep_gradients = keep_gradients

@@ -115,16 +115,19 @@ def test_lightnings_names(fit):
     parser, arguments = parser_of("fit"), fit("run")[1:]
     names = [name for name in StrategyRegistry if StrategyRegistry[name]["strategy"] is DeepSpeedStrategy]
     assert len(names) >= 7
+    config = parser.parse_args(arguments)
     for name in (*names, "ddp", "auto"):
-        config = parser.parse_args([*arguments, "--trainer.strategy", name])
+        config.trainer.strategy = name
         use_lora_deepspeed(config)
         found = config.trainer.strategy
         if name in names:
             assert found.class_path == OWN
             assert vars(found.init_args) == StrategyRegistry[name]["init_params"]
-            parser.dump(config)  # as config.yaml has it
         else:
             assert found == name
+    config.trainer.strategy = names[-1]
+    use_lora_deepspeed(config)
+    parser.dump(config)  # as config.yaml has it
     sft = Namespace(
         model=Namespace(class_path="pacmr_lightning.modules.SFTModule"), trainer=Namespace(strategy=names[0])
     )

@@ -8,7 +8,7 @@ from scipy.special import expit, logit
 
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
+from pacmr_lightning.weighting import SigmoidPrior
 
 
 def g(weighting, u):
@@ -50,10 +50,3 @@ def test_restraint_near_the_start(slope, offset, floor):
     step = 1e-4
     falls = (force(weighting, step, 0.5) - force(weighting, -step, 0.5)) / (2 * step)
     assert falls / g(weighting, 0.0) == pytest.approx(-expected / 4, abs=1e-6)
-
-
-def test_vnet_starts_as_the_fixed_prior():
-    vnet, fixed = VNetWeighting(floor=0.3, max_slope=1.0), SigmoidPrior(floor=0.3)
-    vnet.vnet.double()
-    for u in (-3.0, 0.0, 2.0):
-        assert g(vnet, u) == pytest.approx(g(fixed, u))

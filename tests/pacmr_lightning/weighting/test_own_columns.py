@@ -31,18 +31,12 @@ def probability(i):
     return 0.5 + i / 50
 
 
-def test_weights(fit):
-    found, said = fit("own_weights", lambda i: {"weight": i / 4})
+def test_weights_and_the_other_columns(fit):
+    votes = {"votes_for": 3, "votes_against": 2}
+    found, said = fit("own_weights", lambda i: {"weight": i / 4, "p_right": probability(i), **votes})
     assert found["weight"].tolist() == [int(i) / 4 for i in found.index]
     assert "Weights are the column weight of the rows" in said
-
-
-def test_probabilities_as_weights_and_the_other_columns(fit):
-    votes = {"votes_for": 3, "votes_against": 2}
-    found, said = fit("own_weights", lambda i: {"p_right": probability(i), **votes})
-    assert found["weight"].tolist() == pytest.approx([probability(int(i)) for i in found.index])
-    assert "Weights are the column p_right of the rows" in said
-    assert "AuditedWeights does not use the column votes_for of the rows" in said
+    assert "AuditedWeights does not use the column p_right or votes_for of the rows" in said
 
 
 def test_soft_labels_follow_injected_noise(fit):

@@ -8,7 +8,7 @@ from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, RPOEM
+from pacmr_lightning.objectives import CDPO, DPO, IPO, RDPO, RPOEM
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, VNetWeighting, Weights
@@ -34,13 +34,11 @@ def setting(make_policy, make_batch):
     return policy, batch.with_reference(policy.reference_log_probs(batch))
 
 
-@pytest.mark.parametrize("form", [KeptStepPairs, RecomputedStepPairs])
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(
-    "objective",
-    [DPO(BETA), DPO(BETA, sft_weight=0.5), IPO(BETA), IPO(BETA, length_normalize=True), R3M(BETA)],
-)
+@pytest.mark.parametrize(("form", "micro_batch_size", "checkpointing"), [
+    (KeptStepPairs, None, False), (KeptStepPairs, 4, True), (RecomputedStepPairs, None, True),
+    (RecomputedStepPairs, 4, False),
+])  # fmt: skip
+@pytest.mark.parametrize("objective", [DPO(BETA, sft_weight=0.5), IPO(BETA, length_normalize=True)])
 def test_gradient_of_a_step(form, micro_batch_size, checkpointing, objective, setting):
     """Against autograd of the loss as it is written, with the pairs exchanged by hand."""
     policy, batch = setting

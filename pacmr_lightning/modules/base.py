@@ -1,0 +1,94 @@
+"""Base of both modules: AdamW with its schedule, and checkpoints without the frozen base model."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..errors import check_within
+from .schedule import planned_updates, warmup_cosine
+from .trainer_flags import check_trainer
+
+
+class TrainedOnly(LightningModule):
+    """Base of modules whose checkpoints hold only trained parameters, which AdamW trains.
+
+    Args:
+        learning_rate: peak learning rate of AdamW; None if ``setup`` sets it.
+        betas: of AdamW.
+        weight_decay: of AdamW.
+        warmup_ratio: share of the updates in which the learning rate rises linearly from 0, in [0, 1).
+        min_lr_ratio: share of the peak that the cosine ends at, in [0, 1].
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    fused: bool | None = None
+    """Of AdamW."""
+
+    def __init__(
+        self,
+        learning_rate: float | None,
+        betas: tuple[float, float],
+        weight_decay: float,
+        warmup_ratio: float,
+        min_lr_ratio: float,
+    ):
+        super().__init__()
+        check_within("(0, 1e30]", " (Qu et al.: 5e-6)", learning_rate=learning_rate)
+        for beta in betas:
+            check_within("[0, 1)", " (usual: 0.9 and 0.95)", **{"one of betas": beta})
+        check_within("[0, 1e30]", weight_decay=weight_decay)
+        check_within("[0, 1)", ", a share of the updates", warmup_ratio=warmup_ratio)
+        check_within("[0, 1]", ", a share of the peak", min_lr_ratio=min_lr_ratio)
+        self.learning_rate = learning_rate
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.warmup_ratio = warmup_ratio
+        self.min_lr_ratio = min_lr_ratio
+
+    def configure_callbacks(self) -> list[Any]:
+        """Refuse, before anything runs, flags and callbacks that would do nothing or fail; add none."""
+        check_trainer(self.trainer, self.automatic_optimization, self.strict_loading)
+        return []
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW over the trained parameters; warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
+        assert self.learning_rate is not None  # since ``setup``
+        optimizer = torch.optim.AdamW(
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            lr=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            fused=self.fused,
+        )
+        updates = planned_updates(self.trainer)
+        schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def on_train_start(self) -> None:
+        """Set this fit's optimizer options (the schedule's next rate) after a checkpoint restored its own."""
+        schedule = self.lr_schedulers()
+        if not isinstance(schedule, LambdaLR):  # a subclass has another one
+            return
+        rate = self.learning_rate
+        assert rate is not None  # since ``setup``
+        schedule.base_lrs = [rate] * len(schedule.base_lrs)
+        groups = self.trainer.optimizers[0].param_groups
+        for group, shape in zip(groups, schedule.lr_lambdas, strict=True):
+            own = {"initial_lr": rate, "betas": self.betas, "weight_decay": self.weight_decay}
+            group |= {"lr": rate * shape(schedule.last_epoch), **own}
+
+    def trained_names(self) -> list[str]:
+        """Return the names of trained parameters."""
+        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load as in torch, but do not report the frozen base as missing."""
+        found = super().load_state_dict(*arguments, **options)
+        trained = set(self.trained_names())
+        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
+        return found
