@@ -135,6 +135,8 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
         predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
     with pytest.raises(UserError, match="top_p is 2"):
         predict(top_p=2.0)
+    with pytest.raises(UserError, match="predict_prompts is 0"):
+        predict(data={"predict_prompts": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -211,21 +213,14 @@ def test_two_processes_answer_every_prompt_once(command, tmp_path):
     assert sentence in none.stderr and not (tmp_path / "none").exists()
 
 
-def test_the_command_line(command, tmp_path, capsys, monkeypatch):
-    """Invalid options of ``generation``, and a folder that cannot be made."""
+def test_the_command_line(command, tmp_path, capsys):
     output = tmp_path / "new" / "answers.jsonl"
     few = ["--data.predict_prompts", "3", "--model.max_new_tokens", "2", "--generation.output", str(output)]
     cli.main([*command("run", *few)[3:], "--generation.temperature", "0.7", "--generation.top_p", "0.9"])
     assert len(rows_of(output)) == 3 and not (tmp_path / "run").exists()
     names = {"answers.jsonl", "answers.jsonl.answers.sqlite"}
     assert {path.name for path in output.parent.iterdir()} == names
-    for options, message in (
-        (["--generation.temperature", "-1"], "temperature is -1"),
-        (["--generation.output", str(output / "a.jsonl")], "is a file and no folder"),
-        (["--data.predict_prompts", "0"], "predict_prompts is 0"),
-        (["--generation.top_q", "1"], "--generation.top_q: unknown option"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*command("run", *options)[3:]])
-        assert stop.value.code == 2 and message in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command("run", "--generation.temperature", "-1")[3:])
+    assert stop.value.code == 2 and "temperature is -1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

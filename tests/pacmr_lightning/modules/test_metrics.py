@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.modules.metrics import RunningMeans, WeightStatistics, gold_accuracy, weight_gap
+from pacmr_lightning.modules.metrics import (
+    RunningMeans,
+    WeightStatistics,
+    gold_accuracy,
+    reward_values,
+    weight_gap,
+)
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import Weights
 
@@ -16,9 +22,11 @@ def test_weight_statistics(spread):
     g = (0.52 + spread * (torch.rand(90, generator=torch.Generator().manual_seed(0)) - 0.5)).float()
     flipped = torch.tensor([0, 1, -1] * 30)
     statistics = WeightStatistics()
+    slope = torch.linspace(0.5, 2, 90)
     for part in (slice(0, 40), slice(40, 90)):
-        statistics.add(Weights(g[part]), flipped[part])
+        statistics.add(Weights(g[part], slope[part], -slope[part]), flipped[part])
     found = statistics.compute()
+    assert float(found.pop("weights/slope")) == pytest.approx(1.25, rel=1e-6) == -found.pop("weights/offset")
     exact = g.double().numpy()
     assert float(found["weights/mean"]) == pytest.approx(exact.mean(), rel=1e-6)
     assert float(found["weights/std"]) == pytest.approx(exact.std(), rel=1e-3)
@@ -48,10 +56,14 @@ def test_a_restored_window_goes_on_where_the_means_are():
     assert float(again.compute()["loss"]) == 1.5
 
 
-def test_gold_accuracy():
+def test_gold_accuracy_and_saturated_pairs():
     """Ties and unknown pairs have no better response; a draw that went the unlikely way is no excuse."""
     u = torch.tensor([2.0, -1.0, 0.5, -0.5, 0.0, 3.0, 3.0])
     eta = torch.tensor([0.9, 0.2, 0.4, 0.6, 0.7, 0.5, torch.nan])
     zeros = torch.zeros_like(u)
     rewards = Rewards(LogProbs(u, zeros), LogProbs(zeros, zeros), 1.0)
     assert gold_accuracy(rewards, eta).tolist() == [1, 1, 0, 0, 0.5]
+    u[:2] = torch.tensor([6.9, 6.91])  # sigmoid(u) = 0.99899 and 0.999001
+    values = reward_values(rewards, u)
+    assert values["rewards/saturated"].tolist() == [False, True] + [False] * 5
+    assert values["rewards/accuracies"].tolist() == [1, 1, 1, 0, 0.5, 1, 1]

@@ -110,7 +110,6 @@ def choice(options) -> tuple[int, object]:
     [
         ("dpo", 12, (4, False), 48),  # 8 take 96 of 100 GiB, which leaves too little
         ("dpo", 110, (1, "selective"), 66),  # even one is too large with kept activations
-        ("dpo", 170, (4, True), 68),
         ("dpo", 950, (1, True), 95),  # the last way may fill the GPU
         ("pacmr", 30, (2, False), 60),
     ],
