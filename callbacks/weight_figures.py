@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit
@@ -20,6 +19,7 @@ from pacmr_lightning.files import save_figure
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import ANALYSIS
+from pacmr_lightning.weighting import VNet
 
 from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram
 from .visits import VisitsCallback
@@ -45,7 +45,7 @@ class VisitFigures(VisitsCallback):
     """Names of its files in RUN/analysis, without ``-step-NNNNN`` and extension."""
 
     def __init__(self, steps: list[int] | None = None, window: int = 2000, every: int | float | None = 0.25):
-        super().__init__(window, 6, every)
+        super().__init__(window, 4, every)
         if steps and min(steps) < 1:
             raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
         self.steps = frozenset(steps or ())
@@ -53,10 +53,8 @@ class VisitFigures(VisitsCallback):
         """Updates done when files were last written."""
 
     @abstractmethod
-    def draw(
-        self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor, to_files: bool
-    ) -> None:
-        """Draw N finite ``visits`` on rank 0; (N,) ``a`` and ``b`` are NaN if undefined."""
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
+        """Draw N finite ``visits`` on rank 0."""
 
     def is_due(self, trainer: Trainer) -> bool:
         """Return true regularly, and after the chosen steps."""
@@ -74,10 +72,8 @@ class VisitFigures(VisitsCallback):
                     path.unlink()
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return u, Delta, weight, flipped, a and b."""
-        unknown = torch.full_like(record.u, torch.nan)
-        a, b = (unknown if column is None else column for column in (record.a, record.b))
-        return record.u, record.delta, record.weight, record.flipped, a, b
+        """Return u, Delta, weight and flipped."""
+        return record.u, record.delta, record.weight, record.flipped
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the files, unless that is done: a fit may end early."""
@@ -86,16 +82,16 @@ class VisitFigures(VisitsCallback):
             self.look(trainer, pl_module)
 
     def process(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Draw the visits with finite values; a and b may be NaN."""
+        """Draw the visits with finite values."""
         step = trainer.global_step
         # Known at the last update, where on_train_end would draw everything again.
         if step in self.steps or step >= trainer.estimated_stepping_batches:
             self._written = step
-        rows = rows[rows[:, 1:5].isfinite().all(dim=1)]
+        rows = rows[rows.isfinite().all(dim=1)]
         if len(rows) and trainer.is_global_zero:
-            _, u, delta, weight, flipped, a, b = rows.unbind(1)
+            _, u, delta, weight, flipped = rows.unbind(1)
             visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
-            self.draw(trainer, pl_module, visits, a, b, self._written == step)
+            self.draw(trainer, pl_module, visits, self._written == step)
 
     def put(self, trainer: Trainer, tag: str, file: str | None, figure: "Figure") -> None:
         """Log a figure under ``pair_weights/TAG``; also write it as RUN/analysis/FILE-step-NNNNN."""
@@ -107,7 +103,7 @@ class VisitFigures(VisitsCallback):
 class VNetSurfaces(VisitFigures):
     """VNet's a(z), b(z) and g(z) over the Delta and u of the last visits.
 
-    Weightings without slope and offset have none. On rank 0:
+    Other weightings have none. On rank 0:
 
     - Tags, regularly and at the end: the images ``pair_weights/heat_maps`` (a, b and g with contours of the
       visits) and ``weight_function`` (g along u at the median of Delta). With the files: the image
@@ -125,7 +121,7 @@ class VNetSurfaces(VisitFigures):
             ``steps`` and the end only.
 
     Raises:
-        UserError: an option is out of range, the module returns no record, or the weighting cannot be drawn.
+        UserError: an option is out of range, or the module returns no record.
     """
 
     files = ("surfaces", "heat-maps")
@@ -141,13 +137,11 @@ class VNetSurfaces(VisitFigures):
         check_at_least(2, points=points)
         self.points = points
 
-    def draw(
-        self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor, to_files: bool
-    ) -> None:
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
         """Draw and save the surfaces."""
-        if bool(a.isnan().any()) or not (trainer.loggers or to_files):
+        if not isinstance(pl_module.vnet, VNet) or not (trainer.loggers or to_files):
             return
-        surface = self._surface(trainer, pl_module, visits, a, b)
+        surface = self._surface(trainer, pl_module, visits)
         # Imported late: matplotlib is slow.
         from pacmr_lightning.analysis.surface_figure import (
             draw_heat_maps,
@@ -159,37 +153,25 @@ class VNetSurfaces(VisitFigures):
             save_surface(surface, trainer.default_root_dir)
             self.put(trainer, "surfaces", "surfaces", draw_surfaces(surface))
         self.put(trainer, "heat_maps", "heat-maps" if to_files else None, draw_heat_maps(surface))
-        weighting = getattr(pl_module, "weighting", None)
-        start: Any = getattr(weighting, "start_slope", None), getattr(weighting, "start_offset", None)
-        function = draw_weight_function(surface, None if None in start else start)
-        self.put(trainer, "weight_function", None, function)
+        start = pl_module.weighting.start_slope, pl_module.weighting.start_offset
+        self.put(trainer, "weight_function", None, draw_weight_function(surface, start))
 
-    def _surface(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> Surface:
+    def _surface(self, trainer: Trainer, pl_module: Any, visits: Visits) -> Surface:
         delta, u = grid(visits, self.points)
-        vnet = getattr(pl_module, "vnet", None)
-        if vnet is not None:
-            slope, offset = slope_and_offset(vnet, delta, u)
-        elif (a == a[0]).all() and (b == b[0]).all():
-            slope, offset = (np.full((len(delta), len(u)), float(column[0])) for column in (a, b))
-        else:
-            raise UserError(
-                "The weighting's slope or offset differs between pairs, but without a VNet it has no values "
-                "between them; remove VNetSurfaces from trainer.callbacks."
-            )
+        slope, offset = slope_and_offset(pl_module.vnet, delta, u)
         data = datamodule(trainer)
-        noise = None if data is None else data.noise_rate
         return Surface(
             step=trainer.global_step,
             method=pl_module.method,
-            task="" if data is None else data.task,
-            noise_rate=math.nan if noise is None else noise,
+            task=data.task,
+            noise_rate=math.nan if data.noise_rate is None else data.noise_rate,
             delta=delta,
             u=u,
             a=slope,
             b=offset,
             density=density(visits, delta, u),
             visits=visits,
-            floor=getattr(getattr(pl_module, "weighting", None), "floor", 0.0),
+            floor=pl_module.vnet.floor,
         )
 
 
@@ -214,9 +196,7 @@ class WeightDistributions(VisitFigures):
 
     files = ("weight-distributions",)
 
-    def draw(
-        self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor, to_files: bool
-    ) -> None:
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
         """Log the histograms and the precision-recall curves; draw the distributions."""
         if not (trainer.loggers or to_files):
             return

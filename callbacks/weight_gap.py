@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -12,20 +11,18 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor
 
-from pacmr_lightning.batch import UNKNOWN, PairBatch
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import write_frame
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.folder import ALL_CATEGORIES, ANALYSIS, WEIGHT_GAP_TABLE
+from pacmr_lightning.runs.folder import WEIGHT_GAP_TABLE
 from pacmr_lightning.strategies.ranks import on_all_ranks
 
-from ..modules.metrics import WEIGHT_GAP, weight_gap
+from ..modules.metrics import weight_gap
 from .interval import Recurring
 from .to_loggers import PAIR_WEIGHTS, log_numbers
 
-COLUMNS = ("u", "delta", "a", "b", "weight", "flipped")
 MICRO_BATCH = 32
 """Pairs in one forward pass if the module sets no ``micro_batch_size``."""
 
@@ -36,11 +33,10 @@ class WeightGap(Recurring):
     They are the current weights of a probe set: training pairs, the same for all runs. ``RunSummary`` has
     those of the last visits.
 
-    - Files: ``analysis/weight-gap.csv``, one row per step (policy updates done) and category (``all``, and
-      those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``, ``mean_flipped``, ``gap``,
-      ``auroc`` and ``average_precision`` of low weight for flips, empty if flips are unknown.
-    - Files: ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weight of each probe pair.
-    - Tags: the table's values over all pairs, as ``pair_weights/probe_gap`` and so on.
+    - Files: ``analysis/weight-gap.csv``, one row per step (policy updates done): ``pairs``, ``mean`` (of the
+      weights), ``mean_unflipped``, ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of low
+      weight for flips, empty if flips are unknown.
+    - Tags: the table's values, as ``pair_weights/probe_gap`` and so on.
     - Cost: each time one forward pass of policy and reference over the probe set.
 
     Args:
@@ -70,32 +66,24 @@ class WeightGap(Recurring):
         self._probe = probe_indices(list(pairs.rows["id"]), self.probe_pairs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove rows and files of steps that this fit will repeat."""
-        folder = Path(trainer.default_root_dir)
-        if not trainer.is_global_zero:
-            return
-        for file in (folder / ANALYSIS).glob("probe-*.parquet"):
-            if int(file.stem.split("-")[1]) > trainer.global_step:
-                file.unlink()
-        if (folder / WEIGHT_GAP_TABLE).exists():
-            table = _read(folder / WEIGHT_GAP_TABLE)
-            write_frame(folder / WEIGHT_GAP_TABLE, table[table["step"] <= trainer.global_step])
+        """Remove rows of steps that this fit will repeat."""
+        path = Path(trainer.default_root_dir) / WEIGHT_GAP_TABLE
+        if trainer.is_global_zero and path.exists():
+            table = _read(path)
+            write_frame(path, table[table["step"] <= trainer.global_step])
 
     def look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        """Compute and log on all ranks; write the files on rank 0."""
-        step = trainer.global_step
-        pairs = probe(trainer, pl_module, self._probe)
-        found = [{"step": step, **row} for row in gap_rows(pairs)]
-        known = {name: value for name in ("mean", *WEIGHT_GAP) if (value := found[0][name]) is not None}
-        log_numbers(trainer, {f"{PAIR_WEIGHTS}/probe_{name}": value for name, value in known.items()})
-        if not trainer.is_global_zero:
-            return
-        folder = Path(trainer.default_root_dir)
-        write_frame(folder / ANALYSIS / f"probe-{step:05d}.parquet", pairs)
-        # Not pd.concat: an all-empty column in one table would change the types.
-        table = folder / WEIGHT_GAP_TABLE
-        earlier = _read(table).to_dict("records") if table.exists() else []
-        write_frame(table, pd.DataFrame([*earlier, *found]))
+        """Compute and log on all ranks; write the table on rank 0."""
+        weight, flipped = probe(trainer, pl_module, self._probe).unbind(1)
+        row = {"mean": float(weight.double().mean()), **weight_gap(weight, flipped)}
+        known = {f"{PAIR_WEIGHTS}/probe_{name}": value for name, value in row.items() if value is not None}
+        log_numbers(trainer, known)
+        if trainer.is_global_zero:
+            # Not pd.concat: an all-empty column in one table would change the types.
+            path = Path(trainer.default_root_dir) / WEIGHT_GAP_TABLE
+            earlier = _read(path).to_dict("records") if path.exists() else []
+            new = {"step": trainer.global_step, "pairs": len(weight), **row}
+            write_frame(path, pd.DataFrame([*earlier, new]))
 
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
@@ -109,13 +97,12 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 
 
 @torch.no_grad()
-def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
-    """Compute the weights of the training pairs at ``indices``, shared among the ranks.
+def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> Tensor:
+    """Return (N, 2) weights and flips of the training pairs at N ``indices``; all ranks share the work.
 
-    Return on all ranks one row per pair: ``id``, ``category``, ``u`` and ``delta`` in nats times beta, ``a``
-    and ``b``, ``weight`` (before any division by the mean) and ``flipped``.
+    Weights are those before any division by their mean; a flip is 1, 0, or -1 if unknown.
     """
-    pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
+    pairs, ranks, policy = datamodule(trainer).train_pairs, trainer.world_size, pl_module.policy
     share = -(-len(indices) // ranks)
     mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
     device = trainer.strategy.root_device
@@ -128,39 +115,12 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
     ):
         for start in range(0, share, size):
             batch = move_data_to_device(pairs.batch(mine[start : start + size]), device)
-            parts.append(_numbers(pl_module, batch))
+            batch = batch.with_reference(policy.reference_log_probs(batch))
+            rewards = Rewards.of(policy.log_probs(batch), batch, pl_module.objective.beta)
+            weight = pl_module.weighting.weights(rewards, batch).g
+            parts.append(torch.stack([weight.float(), batch.flipped.float()], dim=1))
     by_rank = on_all_ranks([torch.cat(parts).cpu()])
-    rows = torch.stack(by_rank, dim=1).flatten(0, 1)[: len(indices)]
-    frame = pd.DataFrame(rows.numpy(), columns=list(COLUMNS))
-    known = pairs.rows.select_columns(["id", "category"])[list(indices)]
-    frame.insert(0, "id", known["id"])
-    frame.insert(1, "category", pd.Series(known["category"], dtype=object))
-    flipped = rows[:, -1].numpy()
-    frame["flipped"] = pd.Series(flipped == 1).astype("boolean").mask(flipped == UNKNOWN)
-    return frame
-
-
-def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
-    """Return the (N, 6) float32 ``COLUMNS`` of N pairs."""
-    batch = batch.with_reference(pl_module.policy.reference_log_probs(batch))
-    rewards = Rewards.of(pl_module.policy.log_probs(batch), batch, pl_module.objective.beta)
-    weights = pl_module.weighting.weights(rewards, batch)
-    unknown = torch.full_like(rewards.u, torch.nan, dtype=torch.float)
-    columns = (rewards.u, rewards.delta, weights.a, weights.b, weights.g, batch.flipped)
-    return torch.stack([unknown if column is None else column.float() for column in columns], dim=1)
-
-
-def gap_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the table's values over all pairs and by category, of a frame with the columns of ``probe``."""
-    groups = [(ALL_CATEGORIES, frame), *frame.groupby("category", sort=True)]
-    return [{"category": name, **_gap(group)} for name, group in groups]
-
-
-def _gap(frame: pd.DataFrame) -> dict[str, float | int | None]:
-    weights = torch.tensor(frame["weight"].to_numpy())
-    flipped = torch.tensor(frame["flipped"].astype("Int8").fillna(UNKNOWN).to_numpy(int))
-    mean = float(weights.double().mean())
-    return {"pairs": len(frame), "mean": mean, **weight_gap(weights, flipped)}
+    return torch.stack(by_rank, dim=1).flatten(0, 1)[: len(indices)]
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -95,10 +95,10 @@ def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
     return figure
 
 
-def draw_weight_function(surface: Surface, start: tuple[float, float] | None) -> Figure:
+def draw_weight_function(surface: Surface, start: tuple[float, float]) -> Figure:
     """Draw g along u at the median of Delta, its range between Delta's 10% and 90% quantiles, and the visits.
 
-    ``start`` is the slope and offset before VNet learned, drawn as a dashed line; None for no line.
+    ``start`` is the slope and offset before VNet learned, drawn as a dashed line.
     """
     visits, g, u = surface.visits, surface.g, surface.u
     quantiles = np.quantile(visits.delta.astype(np.float64), (0.1, 0.5, 0.9))
@@ -116,8 +116,7 @@ def draw_weight_function(surface: Surface, start: tuple[float, float] | None) ->
     between = g[low : high + 1]
     axis.fill_between(u, between.min(0), between.max(0), color="0.2", alpha=0.25, label="10 to 90% of Δ")
     axis.plot(u, g[middle], color="black", linewidth=2, label=f"g at the median Δ = {quantiles[1]:.2g}")
-    if start:
-        axis.plot(u, surface.weight(*start), color="0.5", linestyle="--", label="g at the start")
+    axis.plot(u, surface.weight(*start), color="0.5", linestyle="--", label="g at the start")
     axis.legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0.2)
     axis.set_title(_title(surface), fontsize=10)
     return figure

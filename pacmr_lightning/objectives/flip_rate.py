@@ -28,6 +28,7 @@ class LabelNoiseObjective(Objective):
     """
 
     corrects_labels = True
+    kept = ("label_noise",)
     label_noise: float | Literal["auto"]
 
     def __init__(self, beta: float = 0.1, label_noise: float | Literal["auto"] = "auto"):
@@ -58,14 +59,10 @@ class LabelNoiseObjective(Objective):
             )
         return self.label_noise
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rate."""
-        return {"label_noise": self.label_noise}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the saved rate if it is "auto" here."""
-        if self.label_noise == "auto" and state["label_noise"] != "auto":
-            self.resolve_label_noise(state["label_noise"])
+        if self.label_noise == "auto":
+            super().load_state_dict(state)
 
 
 class CDPO(LabelNoiseObjective):

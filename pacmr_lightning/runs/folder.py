@@ -18,7 +18,6 @@ SUMMARY = "summary.json"  # numbers at the end
 CHECKPOINTS = "checkpoints"  # default folder
 ANALYSIS = "analysis"  # figures, and their values
 WEIGHT_GAP_TABLE = f"{ANALYSIS}/weight-gap.csv"  # mean weights by flip
-ALL_CATEGORIES = "all"  # in its column category
 AUDIT = "audit"  # default folder of the run's audit
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # injected label noise

@@ -53,14 +53,3 @@ def max_over_ranks(value: int, device: torch.device) -> int:
 def min_over_ranks(value: int, device: torch.device) -> int:
     """Return the smallest of the ranks' values."""
     return -max_over_ranks(-value, device)
-
-
-@torch.no_grad()
-def spread_over_ranks(tensors: Iterable[Tensor]) -> float:
-    """Return the largest difference between the ranks' tensors, element by element."""
-    if not several_ranks():
-        return 0.0
-    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
-    ends = torch.stack([flat, -flat])
-    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
-    return float(ends.sum(0).max())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..runs.folder import ALL_CATEGORIES, SAMPLES, WEIGHT_GAP_TABLE, read_summary
+from ..runs.folder import SAMPLES, WEIGHT_GAP_TABLE, read_summary
 from .cells import Cell, anchor_cells, short_name
 from .evaluation import judged_wins
 from .spec import Sweep
@@ -112,8 +112,7 @@ def _probe_weights(cell: Cell) -> dict[str, float | None]:
     path = cell.folder / WEIGHT_GAP_TABLE
     if not path.exists():
         return dict.fromkeys(PROBE)
-    table = pd.read_csv(path)
-    last = table[table["category"].eq(ALL_CATEGORIES)].iloc[-1]
+    last = pd.read_csv(path).iloc[-1]
     return {name: last[name.removeprefix("probe_")] for name in PROBE}
 
 

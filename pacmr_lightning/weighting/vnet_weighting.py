@@ -13,14 +13,10 @@ from ..meta_gradient.estimators import GhostDotProduct, MetaGradientEstimator
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..rewards import Rewards
-from ..strategies.ranks import spread_over_ranks
 from .algorithm_1 import update_vnet
 from .base import Weighting, Weights
 from .sigmoid_prior import auto_offset, check_offset
 from .vnet import VNet
-
-SAME_EVERY = 10
-"""VNet updates between two checks that it is the same on all ranks."""
 
 LARGE_ERROR = 0.2
 """Relative error of the estimator above which a run says so, once."""
@@ -175,21 +171,10 @@ class VNetWeighting(Weighting):
                 f"{float(metrics['meta/d_norm']):.2g}: its step is lost in rounding or too long. Use "
                 "GhostDotProduct, or a relative step of 0.03 to 0.1; meta/estimator_error has later errors."
             )
-        if updated and self.updates % SAME_EVERY == 0:
-            self._check_same()
         self.updates += updated
         self.skipped += not updated
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
-
-    def _check_same(self) -> None:
-        """Refuse a VNet that differs between ranks; no strategy synchronises it."""
-        spread = spread_over_ranks(self.vnet.parameters())
-        if spread > 0:
-            raise UserError(
-                f"VNet differs between the processes by up to {spread:.1e} after {self.updates} updates, "
-                "which the exchange of gradients or a device must have caused; resume from a checkpoint."
-            )
 
     def to(self, device: torch.device) -> None:
         """Move VNet to a device, before its optimizer has any state."""

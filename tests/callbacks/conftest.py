@@ -1,6 +1,7 @@
 """Small module with PreferenceModule's interface to the callbacks, and a run of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -9,11 +10,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.rewards import PairRecord
+from pacmr_lightning.weighting import VNet
 
 from ..conftest import quiet_trainer
 
 PAIRS = 32
 BATCH = 8
+VNET = VNet(slope=0.5)
 
 
 def collate(rows):
@@ -65,6 +68,12 @@ class Module(pl.LightningModule):
         self.slope = torch.nn.Parameter(torch.tensor(1.0))
         self.die_at = die_at
         self.val_margin = val_margin
+
+    weighting = SimpleNamespace(start_slope=0.5, start_offset=0.0)
+
+    @property
+    def vnet(self):
+        return VNET if self.method == "pacmr" else None
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)

@@ -44,7 +44,7 @@ LEFT = {
     ),
     "WeightGap": (
         {"pair_weights/probe_gap", "pair_weights/probe_auroc"},
-        {"analysis/weight-gap.csv", "analysis/probe-00003.parquet"},
+        {"analysis/weight-gap.csv"},
     ),
     "WeightRecorder": (set(), {"weights/part-000-00000.parquet"}),
 }

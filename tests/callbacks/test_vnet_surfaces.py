@@ -16,12 +16,11 @@ from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import VNetSurfaces, WeightDistributions
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
+from pacmr_lightning.weighting import VNetWeighting
 
 
 def by_hand(vnet, delta, u):
@@ -117,48 +116,22 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
         assert len({event.encoded_image_string for event in shown}) == len(shown_at)
 
 
-def test_a_fixed_prior_is_flat(fit, model_folder, tmp_path):
-    prior = SigmoidPrior(slope=1.0, offset="auto")
-    real_run(fit, tmp_path, model_folder, prior, [VNetSurfaces(points=5)], logger=False)
-    surface = load_surface(tmp_path)
-    assert (surface.a == 1).all()
-    np.testing.assert_allclose(surface.b, np.log(0.7 / 0.3), rtol=1e-6)
-    np.testing.assert_allclose(
-        surface.g, np.tile(1 / (1 + np.exp(-surface.u) * 0.3 / 0.7), (5, 1)), rtol=1e-6
-    )
-
-
-def test_nothing_where_there_is_no_slope_and_all_weights_are_alike(fit, tmp_path, make_module):
+def test_nothing_where_there_is_no_vnet_and_all_weights_are_alike(fit, tmp_path, make_module):
     fit(tmp_path, [VNetSurfaces(steps=[2]), WeightDistributions(steps=[3])], make_module("dpo"))
     assert not (tmp_path / "analysis").exists()
 
 
-@pytest.fixture
-def altered(make_module):
-    """Module that changes each step's record."""
+def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, make_module):
+    class Altered(make_module):
+        def training_step(self, batch, batch_idx):
+            outputs = super().training_step(batch, batch_idx)
+            outputs["record"].u[:1].fill_(torch.inf)
+            return outputs
 
-    def make(change):
-        class Altered(make_module):
-            def training_step(self, batch, batch_idx):
-                outputs = super().training_step(batch, batch_idx)
-                change(outputs["record"])
-                return outputs
-
-        return Altered()
-
-    return make
-
-
-def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, altered):
-    fit(tmp_path, [VNetSurfaces()], altered(lambda record: record.u[:1].fill_(torch.inf)))
+    fit(tmp_path, [VNetSurfaces()], Altered())
     surface = load_surface(tmp_path)
     assert len(surface.visits.u) == 84  # 12 of 96 are infinite
     assert np.isfinite(surface.g).all()
-
-
-def test_slopes_that_differ_without_a_vnet_are_refused(fit, tmp_path, altered):
-    with pytest.raises(UserError, match="without a VNet it has no values"):
-        fit(tmp_path, [VNetSurfaces(steps=[1])], altered(lambda record: record.a[:1].add_(1)))
 
 
 def same(first, second):

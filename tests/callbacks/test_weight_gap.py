@@ -11,20 +11,17 @@ import yaml
 from sklearn.metrics import roc_auc_score
 
 from pacmr_lightning import cli
+from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.callbacks.weight_gap import WeightGap, probe_indices
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
-
-CATEGORIES = ("sea", "rain", None)
 
 
 @pytest.fixture
 def config(tmp_path, tiny_llama, write_rows, preference_config):
     """Return a config file of 6 updates of 8 pairs, with VNet updates every 2 and 13 probe pairs."""
-    rows = [
-        row | {"id": f"pair-{i}", "category": CATEGORIES[i % 3]}
-        for i, row in enumerate(World().preference_rows(56, 0))
-    ]
+    rows = [row | {"id": f"pair-{i}"} for i, row in enumerate(World().preference_rows(56, 0))]
     vnet = {"class_path": "VNetWeighting", "init_args": {"every": 2, "learning_rate": 0.05}}
     gap = {"class_path": "WeightGap", "init_args": {"probe_pairs": 13}}
     content = preference_config(
@@ -63,28 +60,18 @@ def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
             step()
 
     table = fit(config, tmp_path / "once")
-    assert table["step"].tolist() == [6] * 3 and table["category"].tolist() == ["all", "rain", "sea"]
-    pairs = pd.read_parquet(tmp_path / "once" / "analysis" / "probe-00006.parquet")
-    assert len(pairs) == 13 and pairs["flipped"].nunique() == 2
+    assert table["step"].tolist() == [6] and table["pairs"].tolist() == [13]
+    module, data, _ = load_run(find_run(tmp_path / "once", "last"), as_trained=True)
+    data.setup("fit")
+    pairs = last_pass(module, data.train_pairs).iloc[probe_indices(data.train_pairs.rows["id"][:], 13)]
+    wrong, weight = pairs["flipped"].astype(bool), pairs["weight"]
+    assert wrong.nunique() == 2 and weight.std() > 0
     row = table.iloc[0]
-    wrong, weight = pairs["flipped"].astype(bool), pairs["weight"].astype(float)
-    assert row["pairs"] == 13 and row["mean"] == pytest.approx(weight.mean(), rel=1e-6)
-    assert row["gap"] == pytest.approx(weight[~wrong].mean() - weight[wrong].mean(), abs=1e-6)
+    assert row["mean"] == pytest.approx(weight.mean(), rel=1e-5)
+    assert row["gap"] == pytest.approx(weight[~wrong].mean() - weight[wrong].mean(), abs=1e-5)
     assert row["auroc"] == pytest.approx(roc_auc_score(wrong, -weight), abs=1e-5)
-    assert table.loc[1, "pairs"] == (pairs["category"] == "rain").sum() > 0
     logged = pd.read_csv(tmp_path / "once" / "metrics.csv")["pair_weights/probe_gap"].dropna()
     assert logged.tolist() == [pytest.approx(row["gap"], abs=1e-6)]
-
-    # The weights, from VNet's formula and its parameters in the checkpoint.
-    checkpoint = torch.load(tmp_path / "once" / "checkpoints" / "last.ckpt", weights_only=True)
-    state = {name: value.double().numpy() for name, value in checkpoint["weighting"]["vnet"].items()}
-    x = u, _ = np.stack([pairs[name].to_numpy(float) for name in ("u", "delta")])
-    x = x[::-1]
-    for number in (0, 2, 4):
-        x = state[f"layers.{number}.weight"] @ x + state[f"layers.{number}.bias"][:, None]
-        x = np.maximum(x, 0) if number < 4 else x
-    np.testing.assert_allclose(weight, 1 / (1 + np.exp(-(x[0] * u + x[1]))), rtol=1e-5)
-    assert np.abs(u).min() > 0
 
     monkeypatch.setattr(WeightGap, "look", watched)
     folder = tmp_path / "often"
@@ -99,11 +86,8 @@ def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
 
     # A resume neither doubles nor loses rows.
-    (folder / "analysis" / "probe-00099.parquet").write_bytes(b"of a longer run")
     again = fit(config, folder, *EVERY, "--ckpt_path", str(folder / "checkpoints" / "step-4.ckpt"))
     pd.testing.assert_frame_equal(again, often)
-    files = sorted(path.name for path in (folder / "analysis").iterdir())
-    assert files == [*(f"probe-0000{step}.parquet" for step in (2, 4, 6)), "weight-gap.csv"]
 
 
 def test_unknown_flips_have_no_gap(config, tmp_path):
@@ -135,7 +119,3 @@ def test_two_processes(config, tmp_path):
     assert done.returncode == 0, done.stderr
     two = pd.read_csv(tmp_path / "two" / "analysis" / "weight-gap.csv")
     pd.testing.assert_frame_equal(two, alone, atol=1e-3)
-    probes = [
-        pd.read_parquet(tmp_path / name / "analysis" / "probe-00006.parquet") for name in ("one", "two")
-    ]
-    pd.testing.assert_frame_equal(*probes, atol=1e-3)

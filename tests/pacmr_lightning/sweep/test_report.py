@@ -88,9 +88,9 @@ def end_cells(world: Path) -> None:
             summary |= {"vnet_updates": updates, "vnet_skipped": 10 - updates}
         end(cell, summary)
         if key == "pacmr-tau0.5":
-            probe = f"5,all,0,0,0\n9,all,{0.5 + cell.seed},0.5,{cell.seed}\n9,books,7,7,0\n"
+            probe = f"5,0,0,0\n9,{0.5 + cell.seed},0.5,{cell.seed}\n"
             (cell.folder / "analysis").mkdir()
-            table = "step,category,mean_unflipped,mean_flipped,gap\n" + probe
+            table = "step,mean_unflipped,mean_flipped,gap\n" + probe
             (cell.folder / "analysis/weight-gap.csv").write_text(table)
             if cell.seed == 0:
                 for step in (5, 10, 12) if cell.noise == 0.2 else (10,):
