@@ -374,13 +374,6 @@ class PreferenceModule(Recorded, TrainedOnly):
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         """Add N held-out pairs to the means: unweighted loss, rewards, KL to the reference."""
-        self._held_out_step(batch)
-
-    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        """As ``validation_step``."""
-        self._held_out_step(batch)
-
-    def _held_out_step(self, batch: PairBatch) -> None:
         parts = batch.micro_batches(self.micro_batch)
         for part, counts in self.policy.in_step(parts, batch[:1]):
             judged = self.policy.judged(part)
@@ -391,18 +384,16 @@ class PreferenceModule(Recorded, TrainedOnly):
             if counts:
                 self.held_out_means.update(values)
 
+    test_step = validation_step
+
     def on_validation_epoch_end(self) -> None:
-        """Log the means as ``val/...``."""
-        self._log_held_out("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log the means as ``test/...``."""
-        self._log_held_out("test")
-
-    def _log_held_out(self, split: str) -> None:
+        """Log the means as ``val/...``, or ``test/...``."""
+        split = "test" if self.trainer.testing else "val"
         for name, value in self.held_out_means.compute().items():
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Response]:
         """Return responses to N prompts, decoded by ``decoding``, or the batch's own."""

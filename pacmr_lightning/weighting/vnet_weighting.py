@@ -107,22 +107,14 @@ class VNetWeighting(Weighting):
             self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
         self.start_slope = start_slope
         self.start_offset = start_offset
+        self.floor = floor
+        self.max_slope = max_slope
         self.check_every = None if isinstance(self.estimator, GhostDotProduct) else check_every
         self._said_error = False
         self.keep_gradients = keep_gradients
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
         self.updates = 0
         self.skipped = 0
-
-    @property
-    def floor(self) -> float:
-        """VNet's smallest weight."""
-        return self.vnet.floor
-
-    @property
-    def max_slope(self) -> float | None:
-        """VNet's largest slope."""
-        return self.vnet.max_slope
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the start offset if it is "auto"."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pacmr_lightning import objectives, weighting
+from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
 from pacmr_lightning.meta_gradient.gradient import norm
@@ -27,9 +28,10 @@ DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"
 PAIRS, MICRO_BATCH = 6, 4
 BETA = 0.7
-NEEDED = {"CDPO": {"label_noise": 0.2}, "RDPO": {"label_noise": 0.2}}
+OPTIONS = {"CDPO": {"label_noise": 0.2}, "RDPO": {"label_noise": 0.2}, "DPO": {"sft_weight": 0.5}}
+OPTIONS |= {"IPO": {"length_normalize": True}, "DrDPO": {"beta_prime": 0.6}}
 OBJECTIVES = {
-    name: partial(getattr(objectives, name), BETA, **NEEDED.get(name, {}))
+    name: partial(getattr(objectives, name), BETA, **OPTIONS.get(name, {}))
     for name in ["DPO", "CDPO", "RDPO", "IPO", "DrDPO", "ROPO", "R3M", "HolderDPO", "RPOEM", "AnnotatorRPOEM"]
 }
 
@@ -47,7 +49,7 @@ WEIGHTINGS = {
     "VNetWeighting": vnet,
     "the same, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
     "VNetWeighting, soft labels": partial(vnet, soft=True),
-    "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet"),
+    "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet", mean_one=True),
     "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
     "OracleWeights": partial(weighting.OracleWeights, 0.3),
     "DropFlipped": weighting.DropFlipped,
@@ -93,11 +95,13 @@ def expected(policy, batch, objective, weighting):
     rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
     losses = objective(rewards)
     if objective.grouped:
-        loss = objective.group_value(losses, None)
+        loss = -0.6 * (-losses / 0.6).exp().mean().log()
     else:
         g = weighting.weights(rewards.detach(), batch).g.double()
         if weighting.soft_labels:
-            losses = g * losses + (1 - g) * objective(rewards.exchanged())
+            sides = (LogProbs(one.rejected, one.chosen) for one in (rewards.policy, rewards.reference))
+            other = Rewards(*sides, BETA, rewards.rejected_tokens, rewards.chosen_tokens)
+            losses = g * losses + (1 - g) * objective(other)
         else:
             losses = g * losses / (g.mean() if weighting.mean_one else 1)
         loss = losses.mean()

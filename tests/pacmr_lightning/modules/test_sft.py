@@ -209,16 +209,6 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(base, bu
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_learning_rate_warms_up_and_falls_to_its_floor(tmp_path):
-    rates, watch = [], Callback()
-    watch.on_train_batch_start = lambda trainer, *_: rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-    module = SFTModule(from_scratch=SHAPE, learning_rate=1e-3, warmup_ratio=0.25, min_lr_ratio=0.1)
-    trainer = fit(tmp_path, module, make_data(), max_epochs=2, callbacks=[watch])
-    assert len(rates) == 12 and rates[:4] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4)
-
-
 def parameters(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 

@@ -221,57 +221,31 @@ def test_finite(name):
         torch.testing.assert_close(objective.group_weights(pair), weights, atol=1e-3, rtol=0)
 
 
-# Every option does something.
-
 NAN, INF = math.nan, math.inf
 OPTIONS = {
-    (CDPO, "label_noise"): ((0.1, 0.3), (0.5, -0.1, NAN)),
-    (RDPO, "label_noise"): ((0.1, 0.3), (0.5, 0.7, NAN)),
-    (DPO, "sft_weight"): ((0.0, 0.5), (-0.1, NAN, INF)),
-    (IPO, "length_normalize"): ((False, True), ()),
-    (DrDPO, "beta_prime"): ((0.5, 2.0), (0.0, NAN)),
-    (DrDPO, "group"): (("batch", "micro_batch"), ("rank",)),
-    (ROPO, "alpha"): ((6.0, 14.0), (0.0, NAN)),
-    (R3M, "lam"): ((0.65, 0.85), (0.0, 1.0, NAN)),
-    (RPOEM, "initial_rate"): ((0.1, 0.3), (0.0, 0.5, NAN)),
-    (RPOEM, "momentum"): ((0.1, 0.5), (0.0, NAN)),
-    (AnnotatorRPOEM, "initial_rate"): ((0.1, 0.3), (0.5,)),
-    (AnnotatorRPOEM, "momentum"): ((0.1, 0.5), (0.0,)),
-    (HolderDPO, "gamma"): ((1.0, 2.0), (0.0, NAN, INF)),
+    (CDPO, "label_noise"): (0.5, -0.1, NAN),
+    (RDPO, "label_noise"): (0.5, 0.7, NAN),
+    (DPO, "sft_weight"): (-0.1, NAN, INF),
+    (IPO, "length_normalize"): (),
+    (DrDPO, "beta_prime"): (0.0, NAN),
+    (DrDPO, "group"): ("rank",),
+    (ROPO, "alpha"): (0.0, NAN),
+    (R3M, "lam"): (0.0, 1.0, NAN),
+    (RPOEM, "initial_rate"): (0.0, 0.5, NAN),
+    (RPOEM, "momentum"): (0.0, NAN),
+    (AnnotatorRPOEM, "initial_rate"): (0.5,),
+    (AnnotatorRPOEM, "momentum"): (0.0,),
+    (HolderDPO, "gamma"): (0.0, NAN, INF),
 }
-"""Values of each that differ in effect, and those that are refused."""
-OPTIONS |= {(member, "beta"): ((0.1, 0.5), (0.0, -1.0, NAN, INF)) for member in CLASSES}
-
-
-def effect(objective: Objective) -> list:
-    """What a step sees of an objective: losses and group weights, also after two observed steps."""
-    rewards = Rewards(
-        LogProbs(torch.tensor([1.0, -9.0, 0.5, -2.0]), torch.zeros(4)),
-        LogProbs(torch.zeros(4), torch.zeros(4)),
-        objective.beta,
-        torch.tensor([2, 3, 4, 5]),
-        torch.tensor([5, 4, 3, 2]),
-    )
-    ids = ["a", "b", "c", "d"]
-    found = []
-    for _ in range(2):
-        losses = objective(rewards)
-        found += [x.tolist() for x in (losses, objective.group_weights(losses, 2)) if x is not None]
-        objective.observe(rewards, ids)
-    return [*found, objective(rewards).tolist()]
+"""Values that are refused."""
+OPTIONS |= {(member, "beta"): (0.0, -1.0, NAN, INF) for member in CLASSES}
 
 
 @pytest.mark.parametrize(("cls", "option"), list(OPTIONS), ids=lambda x: getattr(x, "__name__", x))
-def test_every_option_has_an_effect_and_a_range(cls, option):
-    def options(value):
-        return {**NEEDED.get(cls, {}), option: value}
-
-    values, refused = OPTIONS[cls, option]
-    effects = [effect(cls(**options(value))) for value in values]
-    assert effects[0] != effects[1]
-    for value in refused:
+def test_every_option_has_a_range(cls, option):
+    for value in OPTIONS[cls, option]:
         with pytest.raises(UserError, match=rf"\b{option}( is)? {re.escape(str(value))}\b"):
-            cls(**options(value))
+            cls(**{**NEEDED.get(cls, {}), option: value})
 
 
 def test_no_option_is_forgotten():
@@ -427,19 +401,6 @@ def test_annotators_by_hand():
     assert objective.learned() == {
         f"reliability/{k}": 1 - v for k, v in sorted(objective.annotator_rates.items())
     }
-
-
-def test_without_annotators_it_is_rpo_em():
-    """In what both compute; held-out pairs, which bring no names, have the common rate too."""
-    plain, by_annotator = RPOEM(1.0, 0.2), AnnotatorRPOEM(1.0, 0.2)
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        rewards = rewards_of(rng.normal(size=16))
-        torch.testing.assert_close(by_annotator(rewards), plain(rewards), rtol=1e-12, atol=0)
-        for objective in (plain, by_annotator):
-            objective.observe(rewards, [])
-        assert by_annotator.estimated_rate == pytest.approx(plain.estimated_rate, rel=1e-12)
-    assert by_annotator.annotator_rates == {} and RPOEM().learned() == {}
 
 
 # Two processes.
