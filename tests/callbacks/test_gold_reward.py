@@ -152,7 +152,7 @@ def test_sampling_is_plain_left_padded_and_seeded(fit, tmp_path, world, monkeypa
     assert sample("other", 1) != first
 
 
-def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, world):
+def test_what_does_not_fit_is_refused_before_training(fit, tmp_path, world):
     module, data = world
     data.gold_reward = None
     with pytest.raises(UserError, match=r"The data of task toy has no gold reward; remove GoldReward"):
@@ -163,6 +163,11 @@ def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, wo
             UserError, match=f"{callback.__name__} needs prompts, but the data has none; remove it"
         ):
             fit(tmp_path, [callback()], module, data, max_epochs=1)
+    data.predict_dataloader = lambda: prompt_batches(data)
+    module.policy.model.config.max_position_embeddings = 64
+    with pytest.raises(UserError, match=r"max_new_tokens is 60, but .* has 64 positions"):
+        fit(tmp_path, [GoldReward(max_new_tokens=60)], module, data, max_epochs=1)
+    assert not module.policy.calls
 
 
 def test_along_the_way(tmp_path, tiny_llama, preference_config):
@@ -241,12 +246,3 @@ def test_few_long_prompts_at_a_time(fit, tmp_path, world, monkeypatch):
     fit(tmp_path, [GoldReward(7, batch_size=3, max_new_tokens=3)], module, data, max_epochs=1)
     sampled = [options["attention_mask"].sum(1).tolist() for options in module.policy.calls]
     assert sampled == [[2, 5], [1, 2], [5, 1], [2]]
-
-
-def test_too_long_a_response_is_refused_before_training(fit, tmp_path, world):
-    module, data = world
-    module.policy.model.config.max_position_embeddings = 64
-    module.on_fit_start = lambda: pytest.fail("the reference was asked about the pairs")
-    with pytest.raises(UserError, match=r"max_new_tokens is 60, but .* has 64 positions"):
-        fit(tmp_path, [GoldReward(max_new_tokens=60)], module, data, max_epochs=1)
-    assert not module.policy.calls

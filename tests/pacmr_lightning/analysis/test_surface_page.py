@@ -91,7 +91,7 @@ def test_what_is_saved_is_loaded(tmp_path):
         made = surface(lambda delta, u: delta + u, noise=noise)
         save_surface(made, tmp_path)
         found = load_surface(tmp_path)
-        for name in ("delta", "u", "a", "b", "g", "density", "rises"):
+        for name in ("delta", "u", "a", "b", "g", "density"):
             np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
         for name in ("u", "delta", "weight", "flipped"):
             np.testing.assert_array_equal(getattr(found.visits, name), getattr(made.visits, name))

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel
 
 ALONE = ("single", "single-central", "single-few", "single-guarded")
 ALONE_SLOW = (
@@ -88,11 +86,6 @@ def all_together(forked, base, folder, together):
     return together | launch(forked, base, folder / "together", 2, TOGETHER_SLOW)
 
 
-def once_more(quick, slow):
-    """A case, and what it says under another strategy, which is slow."""
-    return [(quick, "together"), pytest.param(slow, "all_together", marks=pytest.mark.slow)]
-
-
 def distance(found, expected):
     """Largest difference of the adapter's and of VNet's parameters, and of what was logged."""
     parts = []
@@ -143,7 +136,9 @@ def test_equal_to_one_process(request, group, case, expected):
     assert_same(request.getfixturevalue(group)[case], alone[expected])
 
 
-@pytest.mark.parametrize(("case", "group"), once_more("zero3-few-packed", "ddp-few"))
+@pytest.mark.parametrize(
+    ("case", "group"), [("zero3-few-packed", "together"), slow("ddp-few", "all_together")]
+)
 def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
     """A meta-batch of two pairs, one per rank, of which one is retained: more ranks than pairs."""
     found = request.getfixturevalue(group)[case]
@@ -224,9 +219,8 @@ def test_half_precision_base(all_together):
     assert max(distance(all_together["zero3-whole-bf16"], all_together["zero3-bf16"])) == 0.0
 
 
-def test_what_is_refused(base, tmp_path):
-    """Without a process of its own: all of it is refused before any process talks to another."""
-    import lightning.pytorch as pl
+def test_what_is_refused():
+    """Another precision: test_preference.py."""
     from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
     from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
@@ -236,15 +230,6 @@ def test_what_is_refused(base, tmp_path):
     with pytest.raises(UserError, match=r"from Python give .*LoraDeepSpeedStrategy\(stage=3\)"):
         check_strategy(DeepSpeedStrategy(stage=3))
     check_strategy(LoraDeepSpeedStrategy(stage=2))
-
-    from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
-
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    options = {"accelerator": "cpu", "precision": "bf16-true", "max_steps": 1, "default_root_dir": tmp_path}
-    trainer = pl.Trainer(**options, **dict.fromkeys(quiet, False))
-    data = PreferenceDataModule(EmbeddedWorld(pairs=64, validation_pairs=8), base, global_batch_size=8)
-    with pytest.raises(UserError, match=r"precision is bf16-true.*leave it at 32-true.*bfloat16"):
-        trainer.fit(PreferenceModule(PolicyModel(base, rank=2)), data)
 
 
 RANK = """

@@ -238,29 +238,6 @@ def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
         CleanPreference().gradient(policy, BETA, make_batch(3, augmented=True), None)
 
 
-def test_alpha(make_policy, make_batch):
-    """The virtual step's length, by default the scheduled learning rate, then a factor of the gradient."""
-    policy = make_policy(double=True)
-    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
-
-    def momentum(learning_rate, peak, **options):
-        torch.manual_seed(0)
-        weighting = VNetWeighting(PromptAugmentationConsistency(0.55), **options)
-        weighting.vnet.double()
-        metrics = weighting.update(pairs, meta, learning_rate, peak)
-        assert (weighting.updates, weighting.skipped) == (1, 0)
-        assert metrics["meta/coverage"] > 0
-        return weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"]
-
-    fixed = momentum(9.0, 20.0, virtual_lr=0.05)
-    assert torch.equal(momentum(0.05, 0.05), fixed)
-    torch.testing.assert_close(momentum(0.05, 0.2), fixed / 4)
-    assert torch.equal(momentum(0.05, 0.2, alpha_in_gradient=False), fixed)
-    assert not torch.allclose(momentum(0.5, 0.5), fixed, rtol=1e-3)
-    assert momentum(0.0, 1.0, alpha_in_gradient=False).any() and momentum(1.0, 1.0, virtual_lr=0.0).any()
-
-
 def test_alpha_of_zero_moves_nothing(make_policy, make_batch):
     """Not even by Adam's momentum; the update is counted as skipped."""
     policy = make_policy()
