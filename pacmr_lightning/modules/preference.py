@@ -255,7 +255,7 @@ class PreferenceModule(Recorded, TrainedOnly):
             return
         why: object = "the default without a GPU"
         if can_be_tried(device):
-            keeps = getattr(self.weighting, "keep_gradients", False) is True
+            keeps = self.weighting.keep_gradients is True
             why = found = fit_pairs(
                 policy,
                 data.longest_pairs(self._share),
