@@ -69,11 +69,10 @@ class Health(Callback):
         if not log_every or trainer.global_step % log_every:
             return
         curves, weighting = trainer.callback_metrics, pl_module.weighting
-        start_slope = getattr(weighting, "start_slope", 0.0)
-        if self.max_slope_ratio is not None and weighting.vnet is not None and start_slope > 0:
-            ratio = float(curves["train/weights/slope"]) / start_slope
-            if ratio > self.max_slope_ratio:
-                self._alarm(trainer, ratio)
+        start_slope, slope = getattr(weighting, "start_slope", 0.0), curves.get("train/weights/slope")
+        limit = self.max_slope_ratio
+        if limit is not None and slope is not None and slope > limit * start_slope > 0:
+            self._alarm(trainer, float(slope) / start_slope)
         after = f"After {trainer.global_step} updates"
         if (size := curves["train/weights/effective_sample_size"]) < MIN_EFFECTIVE:
             self._warn(

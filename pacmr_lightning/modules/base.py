@@ -27,7 +27,7 @@ class TrainedOnly(LightningModule):
     """
 
     fused: bool | None = None
-    """Of AdamW."""
+    """True for AdamW in one kernel; None leaves the choice to torch."""
 
     def __init__(
         self,
