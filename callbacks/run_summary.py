@@ -39,7 +39,8 @@ class RunSummary(VisitsCallback):
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
     - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and those that no confident pair allowed;
-    - ``learned``, values that the objective learned, and ``wall_seconds`` since this fit started.
+    - ``learned``, values that the objective learned, ``seconds`` of training, and ``wall_seconds`` since this
+      fit started.
 
     Tags: none. Files: ``summary.json``, at the end of fit. Cost: 0.2 ms per update.
 
@@ -59,13 +60,15 @@ class RunSummary(VisitsCallback):
         if stage == "fit":
             self._began = time.perf_counter()
             self._rows: Tensor | None = None
+            self._seconds = 0.0
             self._metrics: dict[str, float] = {}
             self._val_step: int | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the visits of all ranks, and the validation's metrics."""
+        """Add the visits of all ranks, the time, and the validation's metrics."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         checkpoint[type(self).__name__] |= {
+            "seconds": self._seconds,
             "metrics": self._val_metrics(trainer),
             "val_step": self._val_step,
         }
@@ -74,17 +77,27 @@ class RunSummary(VisitsCallback):
         """Restore the state, on any number of ranks."""
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if state := checkpoint.get(type(self).__name__):
+            self._seconds = state["seconds"]
             self._metrics, self._val_step = state["metrics"], state["val_step"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the summary of an earlier fit."""
+        """Start the clock, and remove the summary of an earlier fit."""
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
+        self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the update."""
+        """Record the update, and restart the clock, which excludes validation."""
         if not trainer.sanity_checking:
             self._val_step = trainer.global_step
+        self._mark = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add the step's pairs and its time."""
+        super().on_train_batch_end(trainer, pl_module, outputs)
+        now = time.perf_counter()
+        self._seconds += now - self._mark
+        self._mark = now
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
         """Return weight, u and flipped."""
@@ -121,6 +134,7 @@ class RunSummary(VisitsCallback):
             "val_step": self._val_step,
             "steps": trainer.global_step,
             **_statistics(rows),
+            "seconds": self._seconds,
             "wall_seconds": time.perf_counter() - self._began,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),

@@ -1,16 +1,18 @@
 import json
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.callbacks import RunSummary, WeightRecorder
+from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = {
     *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),
-    *("val_pairs", "val_step", "wall_seconds", "versions", "window_pairs"),
+    *("val_pairs", "val_step", "seconds", "wall_seconds", "versions", "window_pairs"),
     *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u"),
 }
 
@@ -24,7 +26,7 @@ def summary_of(folder):
 
 def without_time(folder):
     summary = summary_of(folder)
-    assert summary.pop("wall_seconds") > 0
+    assert summary.pop("wall_seconds") > summary.pop("seconds") > 0
     return summary
 
 
@@ -98,7 +100,31 @@ def test_resume_goes_on_counting(fit, tmp_path, make_module):
     assert not (folder / "summary.json").exists()
     (checkpoint,) = folder.rglob("*.ckpt")
     fit(folder, [RunSummary(window=90)], resume=checkpoint)
-    assert without_time(folder) == without_time(tmp_path / "whole")
+    before = torch.load(checkpoint, weights_only=False)["RunSummary"]["seconds"]
+    summary = summary_of(folder)
+    assert summary["seconds"] > before > 0
+    whole = summary_of(tmp_path / "whole")
+    times = {name: summary[name] for name in ("seconds", "wall_seconds")}
+    assert summary == whole | times
+
+
+def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
+    """On a clock that training moves by seconds and validation by hours."""
+    now = 0.0
+
+    def taking(seconds, step):
+        def timed(self, batch, batch_idx):
+            nonlocal now
+            now += seconds
+            return step(self, batch, batch_idx)
+
+        return timed
+
+    for name, seconds in (("training_step", 2), ("validation_step", 3600)):
+        monkeypatch.setattr(make_module, name, taking(seconds, getattr(make_module, name)))
+    monkeypatch.setattr(run_summary, "time", SimpleNamespace(perf_counter=lambda: now))
+    fit(tmp_path, [RunSummary()])
+    assert now > 3 * 3600 and summary_of(tmp_path)["seconds"] == 12 * 2
 
 
 @pytest.mark.slow

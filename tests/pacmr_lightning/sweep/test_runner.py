@@ -44,7 +44,7 @@ def same(one: str, other: str) -> bool:
     states = [checkpoint(folder)["state_dict"] for folder in (one, other)]
     summaries = [json.loads((Path(folder) / "summary.json").read_text()) for folder in (one, other)]
     for summary in summaries:
-        del summary["wall_seconds"]
+        del summary["seconds"], summary["wall_seconds"]
     equal = all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     return equal and states[0].keys() == states[1].keys() and summaries[0] == summaries[1]
 
