@@ -1,24 +1,16 @@
-"""Surfaces: where g rises, what the grid covers, and the density of the visits on it."""
+"""Surfaces: VNet on a grid, what the grid covers, and the density of the visits on it."""
 
 import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, slope_and_offset
+from pacmr_lightning.analysis.surface import Visits, density, grid, slope_and_offset
 from pacmr_lightning.weighting.vnet import VNet
 
 
 def visits_of(u, delta):
     u, delta = np.asarray(u, np.float32), np.asarray(delta, np.float32)
     return Visits(u, delta, np.full_like(u, 0.5), np.zeros(len(u), np.int8))
-
-
-def surface_of(vnet, side, points=21):
-    """VNet's surface over Delta in [-1, 1] and u in [-side, side], with visits in the upper half only."""
-    delta, u = np.linspace(-1, 1, points), np.linspace(-side, side, points)
-    a, b = slope_and_offset(vnet, delta, u)
-    visits = visits_of([side / 2, side], [0.0, 0.5])
-    return Surface(1, "pacmr", "toy", 0.3, delta, u, a, b, density(visits, delta, u), visits)
 
 
 def test_slope_and_offset_of_a_network():
