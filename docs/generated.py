@@ -19,9 +19,8 @@ HIDDEN = ("help", "config", "print_config")
 
 def commands() -> str:
     """Return a section for each command: purpose, usage and a table of its options."""
-    listed = [name for group in cli.GROUPS.values() for name in group]
     parts = []
-    for name in [*listed, *(name for name in cli.TOOLS if name not in listed)]:
+    for name in (*cli.RUNS, *cli.TOOLS):
         if name == "fit":
             parts.append(f"## pacmr fit\n\n```text\n{page()}\n```")
         elif name in cli.RUNS:

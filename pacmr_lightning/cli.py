@@ -1,12 +1,14 @@
 """The ``pacmr`` command. Slow imports are left to the commands."""
 
+import gc
 import logging
 import os
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -14,9 +16,9 @@ from importlib.metadata import version
 from typing import Any
 
 from .command_line.exceptions import sentence, stop
-from .command_line.loading import loading
 from .command_line.output import only_results
 from .command_line.short_forms import EXAMPLE, page, run_page
+from .waiting import waiting
 
 RUNS = {
     "fit": "Trains a policy: DPO, PACMR-DPO and other methods, or SFT.",
@@ -35,18 +37,10 @@ TOOLS = {
     "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
     "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
     "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
-    "configs": "Lists the shipped configs, which --config finds by name, or copies one.",
+    "configs": "Lists the shipped configs, which --config finds by name.",
     "sweep": "Runs methods x noise rates x options x seeds of a file; writes tables and figures.",
 }
 
-
-GROUPS = {
-    "start": ("quickstart", "configs", "inspect"),
-    "train": ("fit", "refine", "augment"),
-    "audit": ("audit", "clean-meta"),
-    "evaluate": ("compare", "validate", "test", "predict", "judge", "analyze"),
-}
-"""Commands by purpose, in the order of use; the others are listed under "more"."""
 
 NOISE = (
     # Saving after the update is intended: resuming needs it.
@@ -64,8 +58,6 @@ NOISE = (
     # Called by DeepSpeed.
     "`torch.distributed..*` is deprecated",
 )
-
-ALIASES = {"audit-model": "audit"}
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""
@@ -104,6 +96,24 @@ def _format_warning(message: Warning | str, category: type[Warning], *place: Any
     return f"Warning: {message}\n" if category is UserWarning else _with_place(message, category, *place)
 
 
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Show a progress line, and disable garbage collection, which takes a fifth of the import time.
+
+    Later collections skip what the block imported, else the one at the end of the process takes two seconds.
+    """
+    collects, loaded = gc.isenabled(), "torch" in sys.modules
+    gc.disable()
+    try:
+        with waiting("Loading PyTorch and its libraries"):
+            yield
+    finally:
+        if collects:
+            if not loaded or not gc.get_freeze_count():
+                gc.freeze()
+            gc.enable()
+
+
 def _let_rank_0_speak() -> None:
     if "lightning.pytorch" not in sys.modules:  # no run has begun, and importing it takes seconds
         return
@@ -114,18 +124,12 @@ def _let_rank_0_speak() -> None:
 
 
 def _help() -> str:
-    commands = {**RUNS, **TOOLS}
-    more = [name for name in commands if not any(name in group for group in GROUPS.values())]
-    groups = [
-        "\n".join([f"{title}:", *(f"  {name:<12}{commands[name]}" for name in names)])
-        for title, names in {**GROUPS, "more": more}.items()
-    ]
     return "\n\n".join(
         [
             "usage: pacmr COMMAND ...",
             "Learning from noisy preferences. Two commands to start with:",
             EXAMPLE,
-            *groups,
+            "\n".join(f"  {name:<12}{told}" for name, told in {**RUNS, **TOOLS}.items()),
             "pacmr COMMAND --help shows the options of a command.",
         ]
     )
@@ -134,18 +138,12 @@ def _help() -> str:
 def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
     """Return a tool's name, its function, which has the name of its file in ``commands``, and arguments."""
     file = words[0].replace("-", "_")
-    module = import_module(f".commands.{file}", __package__)
-    if words[:2] == ["configs", "copy"]:
-        return "configs copy", module.copy, words[2:]
-    if words[:2] == ["configs", "list"]:
-        return "configs", module.configs, words[2:]
-    return words[0], getattr(module, file), words[1:]
+    return words[0], getattr(import_module(f".commands.{file}", __package__), file), words[1:]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
-    words = [ALIASES.get(word, word) for word in words[:1]] + words[1:]
     _prepare_libraries()
     if words in (["--help"], ["-h"]):
         print(_help())
@@ -165,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(page() if words[0] == "fit" else run_page(words[0], RUNS[words[0]]))
         sys.exit(0)
     try:
-        with only_results(), loading():
+        with only_results(), _loading():
             if words[0] in TOOLS:
                 from .command_line.parser import run_tool
 

@@ -23,9 +23,9 @@ from scipy.stats import t, ttest_rel
 
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import replacing, save_figure
 from pacmr_lightning.sweep.cells import Cell, cells
-from pacmr_lightning.sweep.figures import COLORS, MARKERS, save_png_and_pdf
+from pacmr_lightning.sweep.figures import COLORS, MARKERS
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
 from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state_of
@@ -408,7 +408,7 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     note = left_out(curves, deciding)
     page = write(folder, found, texts, f"{note}\n\n" * bool(note))
     figure = draw_frontier(sweep, frontier, curves, names[0])
-    save_png_and_pdf(figure, folder / "figures" / "frontier")
+    save_figure(figure, folder / "figures" / "frontier")
     return page
 
 

@@ -35,13 +35,13 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
-    *("test_strategies", "test_kills", "test_data_road", "test_extension"),
-    *("test_answer_store", "test_clean_meta", "test_judge", "test_generate"),
-    *("test_tokenization", "test_runner", "test_slurm", "test_judged_audit"),
+    *("test_strategies", "test_kills", "test_answer_store", "test_generations", "test_tokenization"),
+    *("test_runner", "test_slurm", "test_judged_audit"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
 LONG = (
     *FORKED,
+    "test_extension",
     "test_augment",
     "test_configs",
     "test_translation",

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -204,33 +203,6 @@ def test_commands_in_a_header(path):
             task = "hh" if "_hh" in words else "tldr"
             assert f"configs/{task}/preference.yaml" in words
             assert f"--data.augmentations data/{task}/augmented.parquet" in words
-
-
-def test_augmented_prompts_of_the_paper_s_number():
-    """Headers, sweeps and the documentation make them with one command."""
-    pages = [*CONFIGS, *(ROOT / "docs").glob("*.md")]
-    found = Counter(
-        command
-        for page in pages
-        for command in re.findall(r"augment --source (?:TLDR|Anth).*", page.read_text())
-    )
-    for source, n, task in (("TLDR", 4380, "tldr"), ("AnthropicHH", 5584, "hh")):
-        words = f"augment --source {source} --n {n} --tokenizer runs/{task}-sft/model "
-        words += f"--output data/{task}/augmented.parquet"
-        assert found.pop(words) > 1
-    assert not found
-
-
-def test_own_pairs_with_the_paper_s_settings(tiny, monkeypatch):
-    """Another source in the place of the config's."""
-    write_no_figures(monkeypatch)
-    base, method = ROOT / "configs/tldr/preference.yaml", ROOT / "configs/methods/pacmr.yaml"
-    own = ["--data.source", "Files", "--data.source.train", tiny["pairs"], "--data.task", "mine"]
-    files = ["--config", str(base), "--config", str(method)]
-    arguments = [*files, "--model.policy.model", tiny["model"], *FEW_TOKENS, *own]
-    cli.main(["fit", *arguments, *SHORT])
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["task"] == "mine" and summary["counts"]["train"]["rows"] > 140
 
 
 STRATEGIES = sorted((ROOT / "configs" / "strategies").glob("*.yaml"))

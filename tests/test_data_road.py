@@ -9,7 +9,7 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import read_weights
 
-from .conftest import fails, short_fit, write_lines
+from .conftest import fails, short_fit
 
 
 @pytest.fixture
@@ -56,35 +56,3 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     assert table["annotator"].str.fullmatch(r"annotator-\d+").all()
     assert json.loads((third / "summary.json").read_text())["noise_rate"] == table["flipped"].mean()
     cli.main([*base, *masked(third), "--model.method", "b"])
-
-
-def test_a_cached_reference_trains_as_a_live_one(base):
-    for kind in ("live", "cached"):
-        cli.main([*base, "--data.reference", kind, "--trainer.default_root_dir", kind])
-    live, cached = (read_weights(kind) for kind in ("live", "cached"))
-    assert (live["id"] == cached["id"]).all()
-    for column in ("u", "delta", "weight"):
-        assert (live[column] - cached[column]).abs().max() < 1e-5
-
-
-def test_a_full_disk(base, tmp_path, forked):
-    """A limit on the size of files stands for the disk: one sentence, status 2, and then it works."""
-    script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
-    script += "from pacmr_lightning.cli import main; main(sys.argv[2:])"
-    rows = ({"prompt": f"p {i}", "chosen": " a" * 200, "rejected": " b" * 200} for i in range(400))
-    write_lines("pairs.jsonl", rows)
-    source = base.index("--data.source")
-    files = ["--data.source", "Files", "--data.source.train", "pairs.jsonl"]
-    arguments = [*base[:source], *files, *base[source + 6 :], "--model.weighting", "Unweighted"]
-
-    def run(limit):
-        process = forked(script, limit, *arguments, HF_DATASETS_CACHE=str(tmp_path / "cache"))
-        return process.communicate()[1], process.returncode
-
-    errors, status = run(60_000)
-    lines = [line for line in errors.splitlines() if line.startswith("pacmr: ")]
-    assert status == 2 and len(lines) == 1, errors[-2000:]
-    assert "The disk is full" in lines[0] and "run the command again" in lines[0]
-    assert "Traceback" not in errors and not Path("runs").exists()
-    errors, status = run(10**9)
-    assert status == 0, errors[-2000:]

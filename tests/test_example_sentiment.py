@@ -3,18 +3,14 @@
 import math
 import subprocess
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from examples.sentiment import LexiconReward, sentiment
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.datamodules import CategoryNoise, Files, SymmetricNoise
-from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.datamodules import CategoryNoise, Files
 
 from .conftest import read_lines
 from .conftest import write_lines as write
@@ -54,20 +50,6 @@ def test_labels_are_bradley_terry_draws(folder, capsys):
     assert label() == rows != label("--seed=1")
 
 
-def test_draws_of_one_seed_are_independent(folder):
-    """Of prompts that were drawn with the labels' seed, whose labels are flipped with that seed."""
-    ids = sorted((f"p{i}" for i in range(20000)), key=lambda name: unit_hash(name, 42))[:2000]
-    for name, text in (("1", " good"), ("2", " plain")):
-        rows = [{"id": one, "prompt": f"prompt {one}", "response": text} for one in ids]
-        write(folder / f"responses-{name}.jsonl", rows)
-    right = np.array([row["chosen"] == " good" for row in label("--seed=42")])
-    flips = SymmetricNoise(0.3).flips(found := Files("pairs.jsonl").load_all(), 42)
-    flipped = np.array([flips[name] for name in found["id"]])
-    p = 1 / (1 + math.exp(-1))
-    assert right.mean() == pytest.approx(p, abs=0.04) and flipped.mean() == pytest.approx(0.3, abs=0.04)
-    assert right[flipped].mean() == pytest.approx(p, abs=0.06)
-
-
 def test_categories_are_those_of_the_prompts(folder):
     label()
     found = Files("pairs.jsonl").load_all()
@@ -96,13 +78,6 @@ def test_the_model_responds(folder, tiny_llama, monkeypatch):
     assert {row["prompt"] for row in rows} <= {row["prompt"] for row in files[0]}
 
 
-def test_nothing_to_label(folder):
-    (folder / "responses-2.jsonl").write_bytes((folder / "responses-1.jsonl").read_bytes())
-    with pytest.raises(UserError, match="have no prompt with two different responses"):
-        label()
-    assert not Path("pairs.jsonl").exists()
-
-
 def test_words_count_once(tmp_path):
     file = tmp_path / "words.txt"
     file.write_text("good\t2.5\t0.1\nbad\t-1.5\ncan't stand\t-3\nWon't\t-0.5\n\n")
@@ -116,14 +91,3 @@ def test_words_count_once(tmp_path):
 def test_packages(lexicon, good, bad):
     reward = LexiconReward(lexicon)
     assert (reward("", "great"), reward("", "a bad film")) == (good, bad)
-
-
-def test_bad_lexicons(tmp_path, monkeypatch):
-    (tmp_path / "words.txt").write_text("good\t1\nbad 1\n")
-    with pytest.raises(UserError, match="line 2: 'bad 1' is no word with its valence"):
-        LexiconReward(str(tmp_path / "words.txt"))
-    with pytest.raises(UserError, match="nowhere, which is no file"):
-        LexiconReward("nowhere")
-    monkeypatch.setitem(__import__("sys").modules, "vaderSentiment", None)
-    with pytest.raises(UserError, match=r"install \"pacmr-lightning\[examples\]\""):
-        LexiconReward()

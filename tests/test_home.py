@@ -94,7 +94,6 @@ def test_a_run_is_found_again(home, capsys):
         ("inspect --data=~/pairs.jsonl --tokenizer=~/model --output=~/i.json", ["i.json"]),
         ("compare ~/runs/x --figure=~/c.png", ["c.png"]),
         ("analyze ~/runs/x --output=~/agree", ["agree/consistency-train.md"]),
-        ("configs copy preference ~/copied.yaml", ["copied.yaml"]),
         (
             "augment --data=~/pairs.jsonl --rewriter Rules --output=~/augmented.parquet",
             ["augmented.parquet"],

@@ -1,12 +1,10 @@
 """Names of other packages that are private or undocumented and that this one uses: each is still there.
 
 A release may move any of them without a word, for which pyproject.toml bounds the packages from above. Here
-is said which package moved what, before a run trips over it. That the table has them all is read off this
-package's code: a new private name needs a row.
+is said which package moved what, before a run trips over it.
 """
 
 import ast
-import importlib
 import inspect
 import pkgutil
 import re
@@ -105,76 +103,8 @@ def test_they_are_there(package):
     assert not moved, f"{package} moved {', '.join(moved)}"
 
 
-def is_private(name):
-    return name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name != "_"
-
-
-def is_own(found):
-    return found.__module__.startswith("pacmr_lightning")
-
-
-def attributes(bases):
-    return {name for base in bases for name in (*vars(base), *stores(base))}
-
-
-def of_self(node):
-    value = node.value.func if isinstance(node.value, ast.Call) else node.value
-    return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
-
-
-def private_names(code, module):
-    """Private names of other packages in the code of a module of this one.
-
-    An attribute of anything but ``self`` is another package's, since no object of this one is asked for its
-    private ones from outside. So is one of ``self``, or a method, that a foreign base class has too, or that
-    no class of this package sets.
-    """
-    names, own = set(), set()
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {*node.module.split("."), *(name.name for name in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {part for name in node.names for part in name.name.split(".")}
-        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            names.add(str(node.slice.value))
-        elif isinstance(node, ast.ClassDef) and hasattr(module, node.name):
-            bases = getattr(module, node.name).__mro__[:-1]
-            defined = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
-            asked = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and of_self(n)}
-            foreign = (defined | asked) & attributes(base for base in bases if not is_own(base))
-            foreign |= asked - attributes(base for base in bases if is_own(base))
-            names |= foreign
-            own |= asked - foreign
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and not (of_self(node) and node.attr in own):
-            names.add(node.attr)
-    return {name for name in names if is_private(name)}
-
-
-def module_of(path):
-    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    return importlib.import_module(f"pacmr_lightning.{dotted.removeprefix('pacmr_lightning.')}")
-
-
-def code():
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    skipped = (ROOT / "pacmr_lightning/__init__.py", ROOT / "pacmr_lightning/__main__.py")
-    return {path: path.read_text() for path in paths if path not in skipped}
-
-
-def test_the_table_has_all():
-    known = {part for place in PLACES for part in re.split("[:.]", ".".join(place))}
-    missing = [
-        f"{name} ({path.relative_to(ROOT)})"
-        for path, text in code().items()
-        for name in sorted(private_names(text, module_of(path)) - known)
-    ]
-    assert not missing, f"private names of other packages that TABLE lacks: {', '.join(missing)}"
-
-
 def test_the_table_has_no_more():
     """Attributes that a name is put together for (``f"_{name}"``) count by what stands behind their line."""
-    whole = "\n".join(code().values())
+    whole = "\n".join(path.read_text() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     unused = [name for _, name in PLACES if not re.search(rf"\b_*{name.lstrip('_')}\b", whole)]
     assert not unused, f"nothing uses {', '.join(unused)}; take them out of TABLE"

@@ -102,8 +102,6 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     assert "class_path: pacmr_lightning.weighting.VNetWeighting" in done.stdout
     assert not list(elsewhere.iterdir())
 
-    run("-m", "pacmr_lightning", "configs", "copy", "methods/pacmr", "mine.yaml")
-    assert (elsewhere / "mine.yaml").read_bytes() == (ROOT / "configs/methods/pacmr.yaml").read_bytes()
     run("-m", "pacmr_lightning", "quickstart", "--pairs", "320", "--sft_rows", "640", "--samples", "48")
     folder = elsewhere / "runs/quickstart"
     assert all((folder / name / "summary.json").exists() for name in ("dpo", "pacmr", "dpo-refined"))

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 _stdout: TextIO | None = None
 
@@ -30,9 +32,17 @@ def only_results() -> Iterator[None]:
         _stdout = outer
 
 
-def print_result(what: RenderableType = "", style: str | None = None, width: int = 0) -> None:
-    """Print a text or table of at least ``width`` columns; lines in a file or pipe are never broken."""
+def print_result(what: RenderableType = "", style: str | None = None) -> None:
+    """Print a text or table; lines in a file or pipe are never broken."""
     console = _Console(file=_stdout or sys.stdout, highlight=False, markup=False)
-    wide = console.is_terminal or "COLUMNS" in os.environ
-    console.width = max(console.width, width if wide else 200)
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        console.width = max(console.width, 200)
     console.print(what, style=style, soft_wrap=isinstance(what, str) and not console.is_terminal)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return an empty table; with headings, text in the first column and numbers in the others."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, **({"justify": "right", "no_wrap": True} if i else {"overflow": "fold"}))
+    return table

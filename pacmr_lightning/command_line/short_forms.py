@@ -17,6 +17,7 @@ EXAMPLE = """\
   pacmr audit path/to/model --data pairs.jsonl"""
 BASE = "preference"
 METHODS = "methods/"
+CONFIG = ("--config", "-c")
 CLASSES = {"--model": ("PreferenceModule", "SFTModule"), "--data": ("PreferenceDataModule", "SFTDataModule")}
 
 PAGE = f"""\
@@ -94,51 +95,39 @@ def page() -> str:
 
 def expanded(words: list[str]) -> list[str]:
     """Expand the short forms in a run's words, and add the base config if no config names data."""
-    command, rest = words[:1], words[1:]
-    given = list(_options(rest))
-    if not command or command[0].startswith("-") or any(re.fullmatch(r"-h|--(.+\.)?help.*", w) for w in rest):
+    given = list(_options(words[1:]))
+    if not words or words[0].startswith("-") or any(re.fullmatch(r"-h|--(.+\.)?help.*", w) for w in words):
         return words
-    classes = [option for option, value, _, _ in given if option in CLASSES and _is_class(option, value)]
-    files = [value for option, value, _, _ in given if option in ("--config", "-c")]
-    configs = [_read(file) for file in files]
-    has_data = classes or any(config is None or "data" in config for config in configs)
-    base = [] if has_data else ["--config", BASE]
+    configs = [_read(value) for option, value, _ in given if option in CONFIG]
+    has_data = any(_is_class(option, value) for option, value, _ in given if option in CLASSES)
+    has_data |= any(config is None or "data" in config for config in configs)
     sft = any(_kind(config).endswith("SFTModule") for config in configs if config)
-    methods = []
-    for option, name, _, _ in given:
-        if option == "--method":
-            _check_method(name)
-            methods += ["--config", METHODS + name]
     found: list[str] = []
-    after = max((end for option, _, _, end in given if option in ("--config", "-c")), default=0)
-    place = 0
-    for option, value, start, end in given:
-        found += rest[place:start]
-        place = end
+    methods: list[str] = []
+    after_configs = 0
+    for option, value, typed in given:
         if option == "--method":
-            continue
-        found += _written_out(option, value, sft) or rest[start:end]
-        if end == after:
-            found += methods
-    found += rest[place:]
-    if not after:
-        found = [*methods, *found]
-    return [*command, *base, *found]
+            _check_method(value)
+            methods += ["--config", METHODS + value]
+        else:
+            found += _written_out(option, value, sft) or typed
+        if option in CONFIG:
+            after_configs = len(found)
+    base = [] if has_data else ["--config", BASE]
+    return [words[0], *base, *found[:after_configs], *methods, *found[after_configs:]]
 
 
-def _options(words: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield each option with its value, and their start and end; flags, without a value, are skipped."""
+def _options(words: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield options, their values and both as typed; the value of a flag, or of another word, is empty."""
     place = 0
     while place < len(words):
         option, equals, value = words[place].partition("=")
-        start, place = place, place + 1
-        if not _is_option(option):
-            continue
-        if not equals:
-            if place == len(words) or _is_option(words[place]):
-                continue
-            value, place = words[place], place + 1
-        yield option, value, start, place
+        typed, following = words[place : place + 1], words[place + 1 : place + 2]
+        if _is_option(option) and not equals and following and not _is_option(following[0]):
+            value = following[0]
+            typed += following
+        yield option, value, typed
+        place += len(typed)
 
 
 def _is_option(word: str) -> bool:
@@ -149,7 +138,7 @@ def _written_out(option: str, value: str, sft: bool) -> list[str]:
     """Return the full form of a short form; empty for other options."""
     if option == "--output":
         return ["--trainer.default_root_dir", value]
-    if option not in CLASSES or _is_class(option, value):
+    if option not in CLASSES or not value or _is_class(option, value):
         return []
     if option == "--model":
         return ["--model.model", value, "--data.tokenizer", value] if sft else ["--model.policy.model", value]
@@ -158,13 +147,8 @@ def _written_out(option: str, value: str, sft: bool) -> list[str]:
 
 def with_source(words: list[str]) -> list[str]:
     """Return a command's words with ``--data FILE_OR_HUB_ID`` expanded to a source."""
-    found: list[str] = []
-    place = 0
-    for option, value, start, end in _options(words):
-        if option == "--data":
-            found += [*words[place:start], *_source("--source", value)]
-            place = end
-    return [*found, *words[place:]]
+    parts = (_source("--source", v) if o == "--data" and v else typed for o, v, typed in _options(words))
+    return [word for part in parts for word in part]
 
 
 def _source(option: str, value: str, kind: str = "") -> list[str]:

@@ -6,11 +6,10 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
+from rich.markdown import Markdown
 
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
 from ..errors import UserError, check_at_least
 from ..files import check_writable, local_path, write_frame, write_text
 from ..runs.finished_run import FinishedRun, find_run, load_run
@@ -95,8 +94,9 @@ def analyze(
         judged.append(frame)
     table = pd.concat(parts, ignore_index=True)
     notes.append("Standard errors, in the CSV and the figure, are clustered by prompt.")
-    _write(folder, split, table, pd.concat(judged, ignore_index=True), notes)
-    _show(folder, table, notes)
+    text = _write(folder, split, table, pd.concat(judged, ignore_index=True), notes)
+    print_result(Markdown(text))
+    print(f"Table, figure and values per pair: {folder}")
     return table
 
 
@@ -135,7 +135,8 @@ def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
     ]
 
 
-def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, notes: list[str]) -> None:
+def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, notes: list[str]) -> str:
+    """Write all files, and return the text of the Markdown file."""
     from ..analysis.consistency_figure import draw_consistency
 
     name = f"consistency-{split}"
@@ -145,23 +146,12 @@ def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, n
         "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
     ]
     lines += ["", *(f"- {note}" for note in notes)]
-    write_text(folder / f"{name}.md", "\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    write_text(folder / f"{name}.md", text)
     taus = sorted(set(table["tau"]))
     curves = {
         task: consistency_by_threshold(pairs[pairs["task"].eq(task)], sorted({*CURVE, *taus}))
         for task in table["task"].unique()
     }
     draw_consistency(curves, taus, folder / name)
-
-
-def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
-    shown = plain_table()
-    for heading in COLUMNS:
-        shown.add_column(heading, justify="left" if heading == "Task" else "right")
-    for row in formatted_rows(table):
-        shown.add_row(*row)
-    print_result(shown)
-    console = Console(markup=False)
-    for note in notes:
-        console.print(f"  {note}", highlight=False, style="dim")
-    console.print(f"Table, figure and values per pair: {folder}", highlight=False)
+    return text

@@ -10,8 +10,7 @@ from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
 from ..audit.tables import Table, judges_table, methods_table
 from ..audit.words import flips_in_words, known_in_words, shortcuts_in_words
-from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
+from ..command_line.output import plain_table, print_result
 from ..datamodules.sources import Source
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 

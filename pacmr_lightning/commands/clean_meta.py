@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
 from ..datamodules.cleaned import plain_row
 from ..datamodules.row_values import response_text, values_of
 from ..datamodules.sampling import stratified_sample
@@ -19,10 +16,8 @@ from ..evaluation.judging import (
     Comparison,
     PairJudge,
     Preference,
-    Verdict,
     check_distinct,
     requests_without_answer,
-    tokens_of,
 )
 from ..evaluation.response_files import answers_path, output_path
 from ..files import write_json_lines
@@ -49,7 +44,7 @@ def clean_meta(
     """Writes a sample of the training pairs with labels corrected by judges.
 
     The sample is stratified by category. A label is swapped if all judges, each in both orders, prefer the
-    rejected response. The synthetic benchmark needs no judges: its gold reward corrects the labels.
+    rejected response.
 
     The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``. Rows keep their ids, so these
     pairs are excluded from training. OUTPUT.answers.sqlite keeps the judges' answers, from which the same
@@ -63,25 +58,17 @@ def clean_meta(
         n: pairs in the sample (Qu et al.: 256 for TL;DR, 512 for Anthropic HH).
         seed: seed of the sample.
     """
-    path, judges = output_path(output), judges or []
-    if source.gold_reward is None and not judges:
+    path = output_path(output)
+    if not judges:
         raise UserError(
-            f"judges is missing, but {source.name} has no gold reward to correct labels with; give one or "
-            "more judges, such as --judges+=EndpointJudge."
+            "judges is missing; give one or more, such as --judges+=EndpointJudge, or GoldJudge for the "
+            "synthetic benchmark."
         )
-    if source.gold_reward is not None and judges:
-        raise UserError(f"judges have no effect on {source.name}, which has a gold reward; leave them out.")
     check_distinct(judges)
     pairs, usable = _sample(source, n, seed)
-    verdicts: list[list[Verdict]] = []
-    if source.gold_reward is None:
-        with AnswerStore(answers_path(path)) as answers:
-            verdicts = [judge.compare(pairs, answers) for judge in judges]
-        wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
-    else:
-        # Not the row's eta, which derives from the reward and may be absent.
-        reward = source.gold_reward
-        wrong = [reward(str(p.prompt), p.first) < reward(str(p.prompt), p.second) for p in pairs]
+    with AnswerStore(answers_path(path)) as answers:
+        verdicts = [judge.compare(pairs, answers) for judge in judges]
+    wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
     names = [judge.name for judge in judges]
     rows = []
     for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True)):
@@ -94,10 +81,8 @@ def clean_meta(
         ]
         rows.append({**row, "corrected": corrected, "verdicts": told})
     write_json_lines(path, rows)
-    if names:
-        print_result(_table(names, verdicts))
     unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
-    if names and unseen:
+    if unseen:
         print(f"Not shown to the judges: the columns {' and '.join(sorted(unseen))}.")
     if failed := requests_without_answer(verdict for of in verdicts for verdict in of):
         print(f"{failed}; the same command repeats them.")
@@ -122,19 +107,3 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     names = [f"clean {pair.row['id']}" for pair in usable]
     taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
-
-
-def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
-    headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out")
-    table = plain_table("judge", *headings)
-    for name, of in zip(names, verdicts, strict=True):
-        found = [verdict.preferred for verdict in of]
-        billed, _ = tokens_of(of)
-        table.add_row(
-            name,
-            *(str(found.count(preference)) for preference in _ON_LABEL),
-            f"{sum(verdict.inconsistent for verdict in of) / len(of):.1%}",
-            str(billed.prompt),
-            str(billed.completion),
-        )
-    return table

@@ -9,41 +9,39 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
+from ..command_line.output import plain_table, print_result
 from ..files import local_path
 from ..runs.folder import SUMMARY, read_summary
 
 COLUMNS = {
-    "injected noise": "{noise_rate:.0%}",
-    "accuracy": "{val_accuracy:.3f}",
-    "gold reward": "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
-    "KL": "{val/sequence_kl:.2f}",
-    "gap": "{weight_gap:.2f}",
-    "AUROC g": "{flip_auroc:.2f}",
-    "AUROC u": "{flip_auroc_u:.2f}",
-    "wall time": "{wall_seconds:.0f} s",
+    "injected noise": ("{noise_rate:.0%}", "labels flipped on purpose; wrong labels in the data come on top"),
+    "accuracy": (
+        "{val_accuracy:.3f}",
+        "validation pairs whose label the policy prefers (u > 0), labels as given",
+    ),
+    "gold reward": (
+        "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
+        "of sampled responses, mean ± standard error",
+    ),
+    "KL": (
+        "{val/sequence_kl:.2f}",
+        "to the reference, on sampled responses, in nats; compare rewards at similar KL",
+    ),
+    "gap": (
+        "{weight_gap:.2f}",
+        "mean weight of unflipped minus flipped pairs, over the last training pairs",
+    ),
+    "AUROC g": ("{flip_auroc:.2f}", "of low weights, for finding flipped labels"),
+    "AUROC u": ("{flip_auroc_u:.2f}", "of low implicit reward margins u, for finding flipped labels"),
+    "wall time": ("{wall_seconds:.0f} s", "whole fit, validation and sampling included"),
 }
-"""Heading and format of each column, over the keys of the summary and its ``metrics``."""
-
-NOTES = {
-    "injected noise": "injected noise: labels flipped on purpose; wrong labels in the data come on top",
-    "accuracy": "accuracy: validation pairs whose label the policy prefers (u > 0), labels as given",
-    "gold reward": "gold reward: of sampled responses, mean ± standard error",
-    "KL": "KL: to the reference, on sampled responses, in nats; compare rewards at similar KL",
-    "gap": "gap: mean weight of unflipped minus flipped pairs, over the last training pairs",
-    "AUROC g": "AUROC g: of low weights, for finding flipped labels",
-    "AUROC u": "AUROC u: of low implicit reward margins u, for finding flipped labels",
-    "wall time": "wall time: whole fit, validation and sampling included",
-}
-FEW = 200
-"""Validation pairs below which an accuracy comes with a warning."""
+"""Format, over the keys of the summary and its ``metrics``, and meaning of each column, by heading."""
 
 
 def comparison_table(runs: list[str]) -> Table:
     """Return a table of runs, without columns that no run has."""
     summaries = [read_summary(run) for run in runs]
-    rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
+    rows = [[_cell(form, summary) for form, _ in COLUMNS.values()] for summary in summaries]
     result = plain_table()
     result.add_column("method", no_wrap=True)
     known = [any(cells) for cells in zip(*rows, strict=True)]
@@ -65,22 +63,8 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
 
 
 def _accuracy_notes(runs: list[str]) -> Iterator[str]:
-    """Yield a warning if accuracies are of few pairs, and notes if they are older than the last update."""
-    summaries = {run: read_summary(run) for run in runs}
-    few = {
-        run: (found["val_pairs"], (accuracy * (1 - accuracy) / found["val_pairs"]) ** 0.5)
-        for run, found in summaries.items()
-        if 0 < (found.get("val_pairs") or 0) < FEW and (accuracy := found.get("val_accuracy")) is not None
-    }
-    if few:
-        pairs = sorted({count for count, _ in few.values()})
-        number = f"{pairs[0]:,}" + (f" to {pairs[-1]:,}" if len(pairs) > 1 else "")
-        which = "" if len(few) == len(runs) else f" ({', '.join(few)})"
-        yield (
-            f"accuracy: on {number} validation pairs only{which}, so its standard error is up to "
-            f"{max(error for _, error in few.values()):.2f}"
-        )
-    for run, found in summaries.items():
+    """Yield notes on accuracies that are older than the last update."""
+    for run, found in ((run, read_summary(run)) for run in runs):
         if found.get("val_step") not in (None, found.get("steps")):
             yield f"{run}: accuracy after update {found['val_step']:,} of {found['steps']:,}"
 
@@ -114,7 +98,7 @@ def compare(
         table = comparison_table(finished)
         print_result(table)
         headings = [column.header for column in table.columns]
-        notes = [text for heading, text in NOTES.items() if heading in headings]
+        notes = [f"{heading}: {meaning}" for heading, (_, meaning) in COLUMNS.items() if heading in headings]
         for note in [*notes, *_accuracy_notes(finished)]:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:

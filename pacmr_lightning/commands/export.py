@@ -2,9 +2,6 @@
 
 import copy
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,11 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from ..batch import PairBatch
-from ..command_line.exceptions import full_disk
 from ..datamodules.tokenization import tokenize_pairs
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..errors import UserError, first_line
-from ..files import expanded
+from ..files import check_writable, expanded, local_path, replacing
 from ..policy import PolicyModel
 from ..policy.base_model import plain_model
 from ..policy.chat_template import stop_at_end_tokens
@@ -69,20 +65,25 @@ def export(
     found = find_run(run, checkpoint)
     bottom = plain_model(found.base)
     hub_base = base or (bottom if on_hub(bottom) else None)
-    with _new_folder(out) as folder:
-        print(f"Loading {found.base} and {found.checkpoint}")
-        stored = copy.deepcopy(found)
-        if merged:
-            # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
-            stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
-        module, data, step = load_run(stored)
-        vnet = {} if module.vnet is None else dict(module.vnet.named_parameters())
-        if not_finite({**module.policy.adapter(), **vnet}):
-            raise UserError(
-                f"{found.checkpoint} has weights that are not finite: the run diverged; name an earlier "
-                "checkpoint with --checkpoint."
-            )
-        print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
+    path = local_path(out)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"out is {out}, which exists and is not an empty folder; name another one.")
+    check_writable("out", out, path.parent)
+    print(f"Loading {found.base} and {found.checkpoint}")
+    stored = copy.deepcopy(found)
+    if merged:
+        # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
+        stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
+    module, data, step = load_run(stored)
+    vnet = {} if module.vnet is None else dict(module.vnet.named_parameters())
+    if not_finite({**module.policy.adapter(), **vnet}):
+        raise UserError(
+            f"{found.checkpoint} has weights that are not finite: the run diverged; name an earlier "
+            "checkpoint with --checkpoint."
+        )
+    print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
+    with replacing(path) as folder:
+        folder.mkdir()
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == found.base:
             found.base = base
@@ -174,26 +175,3 @@ def _margins(policy: PolicyModel, pairs: PairBatch) -> Tensor:
     with policy.lora_in_float32():
         found = policy.log_probs(pairs)
     return found.chosen - found.rejected
-
-
-@contextmanager
-def _new_folder(out: str) -> Iterator[Path]:
-    """Yield a temporary folder beside ``out`` that takes its name when the block ends without an error."""
-    path = Path(os.path.realpath(out))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    new_parents = [parent for parent in path.parents if not os.path.lexists(parent)]
-    try:
-        if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-            raise UserError(f"out is {out}, which exists and is not an empty folder; name another one.")
-        partial.mkdir(parents=True)
-        yield partial
-        os.replace(partial, path)
-    except OSError as error:
-        if error.strerror is None or full_disk(error):
-            raise
-        raise UserError(f"{out} cannot be written ({error.strerror}); name another folder.") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        for parent in new_parents:
-            with suppress(OSError):  # not empty: the folder is there
-                parent.rmdir()

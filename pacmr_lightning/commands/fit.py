@@ -23,19 +23,17 @@ from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages registers the short names of their classes for YAML.
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
-from ..command_line.output import only_results, print_result
-from ..command_line.plain_table import plain_table
+from ..command_line.output import only_results, plain_table, print_result
 from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
-from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
+from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder, unmoved
 from ..runs.loggers import run_loggers, wandb_ends
 from ..runs.option_parser import OptionParser
-from ..runs.unmoved import unmoved
 from ..strategies import check_strategy
 
 
@@ -146,12 +144,6 @@ class PacmrCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Make trainer, module and datamodule."""
         super().instantiate_classes()
-
-    def _set_seed(self) -> None:
-        try:
-            super()._set_seed()
-        except ValueError as error:
-            raise UserError(f"seed_everything: {first_line(error)}; give another.") from None
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's version overrides the command line with the checkpoint's options."""

@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
+from ..command_line.output import plain_table, print_result
 from ..datamodules.inspection.pair_statistics import SplitStatistics, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
 from ..datamodules.sources import Source

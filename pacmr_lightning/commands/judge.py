@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..command_line.output import print_result
-from ..command_line.plain_table import plain_table
+from ..command_line.output import plain_table, print_result
 from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
@@ -113,10 +112,6 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
     ) + (f"; cost: {cost['all']:.2f}, in this call {cost['now']:.2f}" if cost else "")
     if uncounted := costs["uncounted_requests"]["all"]:
         yield f"not in these tokens: {uncounted:,} requests without a count, which the server may bill"
-    if result.identical:
-        yield f"{result.identical} pairs of identical responses are ties, without a judgement"
-    if any(result.empty):
-        yield f"empty responses, judged like others: {result.empty[0]} of A, {result.empty[1]} of B"
     verdicts = [one.verdict for one in judged if one.verdict is not None]
     if failed := requests_without_answer(verdicts):
         yield f"{failed}; the same command repeats them"

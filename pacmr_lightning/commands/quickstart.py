@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..command_line.loading import loading
 from ..errors import UserError
 from ..files import local_path
+from .compare import compare
+from .fit import PacmrCLI
+from .refine import refine
 
 
 def quickstart(
@@ -36,10 +38,6 @@ def quickstart(
     common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
     common += ["--trainer.default_root_dir"]
     _print_step(1, "An SFT model, trained from scratch on the synthetic benchmark")
-    with loading():
-        from .compare import compare
-        from .fit import PacmrCLI
-        from .refine import refine
     words = ["fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows)]
     PacmrCLI([*words, "--trainer.default_root_dir", sft])
     log = folder / "dpo.log"

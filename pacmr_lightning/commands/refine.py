@@ -5,27 +5,19 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
-
-from ..audit import AuditOptions
+from ..audit import AuditOptions, audit
 from ..audit.options import JUDGED_PAIRS
-from ..audit.scorers import Choice
+from ..audit.pipeline import reuse
+from ..audit.scorers import NAMES, Choice
 from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judging import PairJudge
-from ..files import local_path
+from ..files import local_path, write_json
 from ..objectives import DPO
 from ..runs.finished_run import find_run
-from ..runs.folder import SUMMARY, read_summary
-from ..runs.unmoved import unmoved
-from .second_pass import (
-    AUDIT,
-    audit_first,
-    compare_passes,
-    folder_beside,
-    kept_file,
-    train_again,
-)
+from ..runs.folder import AUDIT, SUMMARY, read_summary, unmoved
+from .audit import show
+from .second_pass import check_folder, compare_passes, folder_beside, kept_file, train_again
 
 Labels = Literal["soft", "weights", "drop", "swap", "easiest"]
 
@@ -47,7 +39,6 @@ def refine(
     beta: float | None = None,
     scorer: Choice | None = None,
     checkpoint: str = "last",
-    micro_batch_size: int | None = None,
     easiest: float | None = None,
     decisions: str | None = None,
     judges: list[PairJudge] | None = None,
@@ -76,7 +67,6 @@ def refine(
             reference, so a beta for clean labels is a good choice.
         scorer: as in ``pacmr audit``, with the same default; "dpo" trains two more policies.
         checkpoint: name, without .ckpt, of the file in the run's folder ``checkpoints`` to audit with.
-        micro_batch_size: pairs per forward pass with gradients in the audit; default: as in training.
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
         decisions: file of manual decisions, as in ``pacmr audit``: they fix labels.
         judges: judges whose votes join the score, as in ``pacmr audit``.
@@ -113,7 +103,7 @@ def refine(
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
-    _check_easiest(labels, easiest, scorer, decisions, judges)
+    _check_easiest(labels, easiest, scorer, judges=judges, decisions=decisions)
     asked |= {"judges": [judge.settings for judge in judges or ()], "judged_pairs": judged_pairs}
     audited = folder / AUDIT
     options = AuditOptions(
@@ -121,64 +111,58 @@ def refine(
         str(audited),
         checkpoint,
         noise_rate=noise_rate,
-        micro_batch_size=micro_batch_size,
         decisions=decisions,
         judges=judges,
         judged_pairs=judged_pairs,
         prompt_price=prompt_price,
         completion_price=completion_price,
     )
-    audit_first(run, folder, asked, RECORD, options, needs_p=labels != "easiest" and not anyway)
+    _audit_first(run, folder, asked, options, needs_p=labels != "easiest" and not anyway)
     if not (folder / SUMMARY).exists():
         use = _use(labels, audited / "pairs.parquet", easiest)
         if "reference" in first.data["init_args"]:
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare_passes(run, folder)
-    _warn_of_shortcuts(audited)
     return folder
 
 
-def _warn_of_shortcuts(audited: Path) -> None:
-    """Print the shortcuts found by the audit again, after the comparison."""
-    found = pd.read_csv(audited / "shortcuts.csv", keep_default_na=False)  # "null" is a word
-    names = [
-        "length" if kind == "length" else f"the word “{trait}”"
-        for kind, trait in zip(found["kind"], found["trait"], strict=True)
-    ]
-    if names:
-        print(
-            f"Most labels follow a shortcut ({', '.join(names)}), which a second pass follows even more. If "
-            f"it does not make responses better, prefer the first run; see {audited / 'report.html'}.",
-            file=sys.stderr,
+def _audit_first(run: str, folder: Path, asked: dict[str, Any], options: AuditOptions, needs_p: bool) -> None:
+    """Audit the first run unless that is done, and write the options ``asked`` to ``RECORD``."""
+    read_summary(run)  # needed by the comparison at the end
+    check_folder(folder, asked, RECORD)
+    if (folder / RECORD).exists():
+        return
+    if kept := reuse(run, options):
+        print(f"The audit in {Path(run) / AUDIT} is reused, by {NAMES[kept['scorer']]}.", file=sys.stderr)
+        usable = kept["predicted"]
+    else:
+        found = audit(run, options=options)
+        show(found)
+        usable = found.findings.agreement.usable
+    if needs_p and not usable:
+        raise UserError(
+            f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
+            "soft labels; use another --scorer, a run that has learned more, or --anyway."
         )
+    write_json(folder / RECORD, asked)
 
 
 def _check_easiest(
-    labels: Labels,
-    easiest: float | None,
-    scorer: str | None,
-    decisions: str | None,
-    judges: list[PairJudge] | None,
+    labels: Labels, easiest: float | None, scorer: str | None, **unused: list[PairJudge] | str | None
 ) -> None:
-    if easiest is None:
-        return
     if labels != "easiest":
-        raise UserError(f"easiest is {easiest}, but labels is {labels}, which does not use it; leave it out.")
+        if easiest is not None:
+            raise UserError(f"easiest is {easiest}, but labels {labels} does not use it; leave it out.")
+        return
     check_within("(0, 1]", easiest=easiest)
     if scorer != "dpo":
         raise UserError(
             f"scorer is {scorer or 'not given'}, but labels easiest needs cross-fitted u; use --scorer dpo."
         )
-    if judges:
-        raise UserError(
-            f"judges holds {judges[0].name}, but labels is easiest, which does not use votes; leave it out."
-        )
-    if decisions is not None:
-        raise UserError(
-            f"decisions is {decisions}, but labels is easiest, which does not use them; choose another, or "
-            "train on the file of pacmr audit --decisions --cleaned."
-        )
+    for name, value in unused.items():
+        if value:
+            raise UserError(f"{name} is given, but labels is easiest, which does not use it; leave it out.")
 
 
 def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:

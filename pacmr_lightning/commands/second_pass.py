@@ -1,7 +1,6 @@
 """Second-pass training: a run of its own beside the first, in one resumable command."""
 
 import json
-import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,20 +10,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..analysis.learning_curves import validated
-from ..audit import AuditOptions, audit
-from ..audit.pipeline import reuse
-from ..audit.scorers import NAMES
 from ..errors import UserError
-from ..files import check_writable, content_digest, local_path, write_json
+from ..files import check_writable, content_digest, local_path
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
-from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG, read_summary
+from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..runs.loggers import loggers_of_another
-from .audit import show
 from .compare import compare
-
-FURTHEST = 10.0
-"""KL to the reference, in nats per response, above which a second pass gets a warning."""
 
 
 def folder_beside(run: str, ending: str) -> Path:
@@ -60,34 +52,6 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
         if found.get(name) != value:
             held = f"a second pass with {name} {found[name]}" if name in found else "another run"
             raise UserError(f"The folder {folder} already holds {held}; name another with --output.")
-
-
-def audit_first(
-    run: str,
-    folder: Path,
-    asked: dict[str, Any],
-    record: str,
-    options: AuditOptions,
-    needs_p: bool = False,
-) -> None:
-    """Audit the first run unless that is done, and write the options ``asked`` to the file ``record``."""
-    read_summary(run)  # needed by the comparison at the end
-    check_folder(folder, asked, record)
-    if (folder / record).exists():
-        return
-    if kept := reuse(run, options):
-        print(f"The audit in {Path(run) / AUDIT} is reused, by {NAMES[kept['scorer']]}.", file=sys.stderr)
-        usable = kept["predicted"]
-    else:
-        found = audit(run, options=options)
-        show(found)
-        usable = found.findings.agreement.usable
-    if needs_p and not usable:
-        raise UserError(
-            f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
-            "soft labels; use another --scorer, a run that has learned more, or --anyway."
-        )
-    write_json(folder / record, asked)
 
 
 def train_again(
@@ -138,30 +102,9 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Print the two runs side by side with warnings on the second, and draw validated ones."""
+    """Print the two runs side by side, and draw validated ones."""
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
-    for doubt in doubts(*map(read_summary, runs)):
-        print(doubt, file=sys.stderr)
-
-
-def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return warnings on a second pass: a high KL, or significantly lower validation accuracy."""
-    found = []
-    kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
-    if kls[1] is not None and kls[1] > FURTHEST:
-        other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
-        found.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
-    before, after = (summary["val_accuracy"] for summary in (first, second))
-    pairs = second.get("val_pairs")
-    if pairs and before is not None and after is not None:
-        error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
-        if before - after > 2 * error:
-            found.append(
-                f"The second pass has a significantly lower validation accuracy than the first, {after:.3f} "
-                f"against {before:.3f} on {pairs:,} pairs"
-            )
-    return [f"{reason}: read some of its responses, or raise --beta." for reason in found]
 
 
 @contextmanager

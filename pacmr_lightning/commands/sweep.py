@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 import shlex
 import sys
@@ -11,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from ..command_line.output import print_result
 from ..command_line.short_forms import expanded
@@ -22,11 +21,9 @@ from ..runs.shipped_configs import resolved
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, command_words, read_sweep
-from ..sweep.state import given_options, has_begun, has_responses, job_of, reason, state_of, texts_in
+from ..sweep.state import given_options, job_of, reason, state_of, texts_in
 
 _DATA_FILE = re.compile(r".*\.(jsonl?(\.gz)?|parquet)", re.DOTALL)
-
-Submitter = Callable[[Sweep, list[Cell]], None]
 
 
 def sweep(
@@ -67,51 +64,37 @@ def sweep(
     if dry_run:
         show(sweep, found)
         return
-    stopped = None
     if not tables_only:
         submitter = partial(submit, options=slurm, jobs=jobs) if launcher == "slurm" else None
         run_cells(sweep, found, retry_failed, submitter)
         queue = refresh(found)
-        stopped = _judge(sweep, found, launcher)
     for cell in found:
         if (job := job_of(cell)) and state_of(cell) == "submitted":
             word = queue.get(job, "SLURM does not answer here")
-            running = has_begun(cell) and word == "RUNNING"
-            print_result(
-                f"{cell.name} {f'runs in job {job}' if running else f'is submitted as job {job} ({word})'}"
-            )
-    from ..sweep.tables import report  # slow import
-
-    finish(found, partial(report, sweep))
-    if stopped:
-        raise stopped
-
-
-def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> UserError | None:
-    """Judge the cells' responses, then run ``afterwards`` (or print it); return the error that stopped it."""
+            print_result(f"{cell.name} is submitted as job {job} ({word})")
     try:
-        if sweep.evaluate:
-            from ..sweep.evaluation import judge_cells
+        if not tables_only:
+            _judge(sweep, found, launcher)
+    finally:  # a judge that fails leaves the tables of what is known
+        from ..sweep.tables import report  # slow import
 
-            judge_cells(sweep, found)
-        if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
-            from ..sweep.runner import run_all
-
-            if launcher == "local":
-                run_all(_with_afterwards(sweep), [], len(found))
-            for entry in replace(sweep, prepare=sweep.afterwards).preparations():
-                if not Path(entry.output).exists():
-                    print_result(f"{entry.output} is left to make: pacmr {entry.command}")
-    except UserError as error:
-        return error
-    except KeyboardInterrupt:
-        _stop()
-    return None
+        finish(found, partial(report, sweep))
 
 
-def _stop() -> NoReturn:
-    print("Stopped; the same command resumes.")
-    sys.exit(130)
+def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> None:
+    """Judge the cells' responses, then run ``afterwards`` (or print it)."""
+    if sweep.evaluate:
+        from ..sweep.evaluation import judge_cells
+
+        judge_cells(sweep, found)
+    if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
+        from ..sweep.runner import run_all
+
+        if launcher == "local":
+            run_all(_with_afterwards(sweep), [], len(found))
+        for entry in replace(sweep, prepare=sweep.afterwards).preparations():
+            if not Path(entry.output).exists():
+                print_result(f"{entry.output} is left to make: pacmr {entry.command}")
 
 
 def _with_afterwards(sweep: Sweep) -> Sweep:
@@ -122,7 +105,8 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print their commands and number, with a note."""
     states = [state_of(cell) for cell in found]
     check_files(sweep, found, check_swept_options(found))
-    predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
+    if sweep.evaluate:
+        check_evaluation(sweep, found)
     for preparation in _with_afterwards(sweep).preparations():
         there = " (exists)" if Path(preparation.output).exists() else ""
         print_result(f"{preparation.output}{there}: pacmr {preparation.command}")
@@ -130,36 +114,16 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
         parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
         commands = [f"pacmr {shlex.join(words)}" for words in parts if words]
         print_result(f"{cell.name} ({its}): {' && '.join(commands)}")
-    if one := next(iter(predicted.values()), None):
-        print_result(_evaluation_cost(sweep, found, one))
     print_result(f"{len(found)} cells{note}")
-
-
-def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]) -> str:
-    from ..sweep.evaluation import comparisons_left
-
-    config, objects = predicted
-    assert sweep.evaluate is not None
-    # Only texts in memory: reading the source may download it.
-    texts = vars(objects.data.source).get("prompts")
-    known = None if texts is None else len({text for text in texts if text.strip()})
-    prompts = min((n for n in (objects.data.predict_prompts, known) if n is not None), default=None)
-    each = "all prompts" if prompts is None else f"{prompts:,} prompts"
-    answers, longest = sum(not has_responses(cell) for cell in found), config.model.init_args.max_new_tokens
-    return (
-        f"Predicting: {answers} cells, {each} each, responses of at most {longest} tokens\n"
-        f"Judging: {len(comparisons_left(sweep, found))} comparisons with {sweep.evaluate.judge.name}, "
-        f"{each} each, in both orders"
-    )
 
 
 def run_cells(
     sweep: Sweep,
     found: list[Cell],
     retry_failed: bool,
-    submitter: Submitter | None = None,
+    submitter: Callable[[Sweep, list[Cell]], None] | None = None,
 ) -> None:
-    """Run or submit the remaining cells; Ctrl-C ends the program."""
+    """Run or submit the remaining cells."""
     wanted = ("waiting", "failed") if retry_failed else ("waiting",)
     states = [state_of(cell) for cell in found]
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
@@ -173,10 +137,7 @@ def run_cells(
         return
     from ..sweep.runner import run_all
 
-    try:
-        run_all(sweep, left, states.count("done"))
-    except KeyboardInterrupt:
-        _stop()
+    run_all(sweep, left, states.count("done"))
 
 
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
@@ -208,9 +169,9 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
         seen |= parts
         config_contents(cell)
         words = [subcommand, *cell.arguments[1:], *(cell.predict if subcommand == "predict" else [])]
-        config, objects = parsed[cell.variant] = _parsed(words, f"The cell {cell.name}")
+        _, objects = parsed[cell.variant] = _parsed(words, f"The cell {cell.name}")
         if subcommand == "fit":
-            _check_folder(config, objects, cell)
+            _check_summary(objects, cell)
             _check_command(cell.first, f"first of the cell {cell.name}")
     return parsed
 
@@ -256,16 +217,10 @@ def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any
     raise UserError(f"{what} cannot {words[0]}: {reason}")
 
 
-def _check_folder(config: Any, objects: Any, cell: Cell) -> None:
-    """Raise a UserError for files elsewhere than a sweep needs them."""
+def _check_summary(objects: Any, cell: Cell) -> None:
+    """Raise a UserError for a run without the file that the tables need."""
     from ..callbacks import RunSummary
 
-    for name, value in (("checkpoint.dirpath", config.checkpoint.dirpath), ("ckpt_path", config.ckpt_path)):
-        if value is not None:
-            raise UserError(
-                f"{name} of the cell {cell.name} is {value}, but a sweep resumes cells in their own folders; "
-                "leave it out."
-            )
     if not any(isinstance(one, RunSummary) for one in objects.trainer.callbacks or ()):
         raise UserError(
             f"The cell {cell.name} would write no {SUMMARY}, which the tables need; add the callback "
@@ -285,7 +240,7 @@ def _check_command(words: list[str], place: str) -> None:
 
 
 def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:
-    """Raise a UserError if a cell has no baseline, or if cells would answer different prompts.
+    """Raise a UserError if a cell has no baseline, or its options of ``predict`` are wrong.
 
     Returns configuration and objects of ``pacmr predict`` by ``Cell.variant``, empty if ``prepare`` creates
     the prompts or the judge later.
@@ -301,19 +256,7 @@ def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, An
         )
     if _made_later(sweep, str(sweep.evaluate)):
         return {}
-    parsed = check_swept_options(found, "predict")
-    prompts: dict[str, str] = {}
-    for name, (config, _) in parsed.items():
-        options = config.data.init_args
-        asked = [options.source.as_dict(), options.predict_prompts, options.predict_seed]
-        prompts.setdefault(json.dumps([*asked, options.predict_max_length], default=str), name)
-    if len(prompts) > 1:
-        one, other, *_ = (json.loads(variant)[0] for variant in prompts.values())
-        raise UserError(
-            f"The methods {one} and {other} would answer different prompts; set data.source, "
-            "data.predict_prompts, data.predict_seed and data.predict_max_length in evaluate.predict."
-        )
-    return parsed
+    return check_swept_options(found, "predict")
 
 
 def check_answers(sweep: Sweep, left: list[Cell]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +69,6 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
                 f"The checkpoint {path} cannot be used: {error}; name another, or last for the newest good "
                 "one of the run."
             ) from None
-        if training and path.resolve().parent == folder.resolve():
-            _warn_of_later(found, step)
         return str(path), step
     newest, step = _newest(found, training)
     if newest is not None:
@@ -85,20 +82,6 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
         raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")
     rank_zero_info(f"There is no checkpoint in {folder} yet; training starts from the beginning.")
     return None, 0
-
-
-def _warn_of_later(paths: list[Path], step: int) -> None:
-    """Warn of checkpoints with more than ``step`` updates, from an earlier fit."""
-    later = []
-    for path in paths:
-        with suppress(_DamagedError):
-            if _step(path, True) > step:
-                later.append(path.name)
-    if later:
-        rank_zero_warn(
-            f"{', '.join(later)} in {paths[0].parent} have more than {step} updates, from an earlier fit; "
-            "they stay until this fit overwrites them."
-        )
 
 
 class _DamagedError(Exception):

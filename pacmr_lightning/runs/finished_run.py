@@ -58,19 +58,14 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
         options = model["init_args"]
         preference = "policy" in options and "source" in data["init_args"]
         base = expanded(options["policy"]["init_args"]["model"]) if preference else ""
-        is_sft = model["class_path"].rpartition(".")[2] == "SFTModule"
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} is not the configuration of a run; name the folder of a run that pacmr fit has trained."
         ) from None
-    if is_sft:
-        raise UserError(
-            f"{folder} is an SFT run, which writes a plain Hugging Face model itself when it ends; name a "
-            f"preference run, or take the folder {options.get('save_to') or path.parent / 'model'}."
-        )
     if not preference:
         raise UserError(
-            f"The {CONFIG} of {folder} is not that of a preference run; name a run of DPO or another method."
+            f"The {CONFIG} of {folder} is not that of a preference run; name a run of DPO or another method. "
+            "SFT writes a plain Hugging Face model when it ends, into the folder model of the run."
         )
     checkpoints = path.parent / CHECKPOINTS
     found = checkpoints / f"{checkpoint}.ckpt"

@@ -1,6 +1,7 @@
-"""A run's folder: its name, its files' names, and the weights of its pairs."""
+"""A run's folder: its name, its files' names, its numbers and the weights of its pairs."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,15 @@ def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFram
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
     frame = frame.sort_values("step", kind="stable", ignore_index=True)
     return frame if last is None else frame[frame["step"] >= frame["step"].tail(last).min()]
+
+
+MARGIN, KL = 0.005, 1e-4
+"""Validation margin u, and KL per token to the reference, in nats, of a policy that has moved."""
+
+
+def unmoved(metrics: Mapping[str, Any]) -> str | None:
+    """Return a sentence if the policy still equals its reference; None if it moved or was not validated."""
+    loss, margin, kl = (metrics.get(f"val/{name}") for name in ("loss", "rewards/margins", "kl"))
+    if loss is None or margin is None or kl is None or abs(margin) >= MARGIN or kl >= KL:
+        return None
+    return f"The policy did not move: its validation loss is {loss:.4f} and its KL to the reference {kl:.2g}"

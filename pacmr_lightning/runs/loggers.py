@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities import rank_zero_only
 
 from ..files import replacing
 
@@ -74,8 +73,7 @@ class RunBoard(TensorBoardLogger):
     """Lightning's TensorBoardLogger whose event files lie in the run's folder itself.
 
     TensorBoard names a run by the folder of its event files, so ``runs/mine`` is ``mine``. The
-    hyperparameters stay in ``tensorboard/hparams.yaml``. ``epoch``, which would be the first chart, is left
-    to ``metrics.csv``.
+    hyperparameters stay in ``tensorboard/hparams.yaml``.
 
     Args:
         folder: the run's.
@@ -97,11 +95,6 @@ class RunBoard(TensorBoardLogger):
             Path(self.log_dir).mkdir(parents=True, exist_ok=True)
             self._experiment = SummaryWriter(self.save_dir, purge_step=self._first_step)
         return self._experiment
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log all metrics but the epoch."""
-        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
 
 
 def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:

@@ -72,12 +72,16 @@ def model_card(
     chosen = {**given, "method": module.method, "objective": given.get("objective") or objective}
     chosen |= {"weighting": weighting_settings(run, module), "policy": policy}
     chosen |= {"data": {key: options.get(key) for key in _DATA}}
-    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None}
-    settings = yaml.safe_dump(public(chosen), width=100, **style)
+    settings = yaml.safe_dump(
+        public(chosen), width=100, sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
     noise = {key: options[key] for key in NO_NOISE if options.get(key)}
+    metrics = {}
+    if summary is not None and summary["steps"] == step:
+        values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
+        metrics = {key: value for key, value in values.items() if value is not None}
     counts = ((summary or {}).get("counts") or {}).items()
     names = ("pacmr-lightning", "torch", "transformers", "peft")
-    versions = {"Exported": {name: importlib.metadata.version(name) for name in names}}
     card = Template(
         (files(__package__) / "model_card.jinja").read_text(encoding="utf-8"),
         trim_blocks=True,
@@ -102,9 +106,9 @@ def model_card(
         },
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,
-        **_metrics(summary, step),
+        metrics=metrics,
         vnet=isinstance(module.vnet, VNet),
-        versions=versions if summary is None else {"Trained": summary["versions"]} | versions,
+        versions={name: importlib.metadata.version(name) for name in names},
     )
 
 
@@ -128,19 +132,3 @@ def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, 
     classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
     given = public(run.model["init_args"].get("weighting") or {})
     return {"class": type(module.weighting).__name__, **classes, **given}
-
-
-def _metrics(summary: dict[str, Any] | None, step: int) -> dict[str, Any]:
-    if summary is None:
-        return {"no_metrics": "The run wrote no summary."}
-    if summary["steps"] != step:
-        end = f"after {summary['steps']:,} updates"
-        return {"no_metrics": f"The run's summary describes its end, {end}, not these weights."}
-    values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
-    found = {key: value for key, value in values.items() if value is not None}
-    val_step = summary.get("val_step")
-    return {
-        "no_metrics": None if found else "The run's summary holds none.",
-        "metrics": found,
-        "validated": "" if val_step in (None, step) else f" after update {val_step:,}",
-    }

@@ -33,18 +33,8 @@ ELSEWHERE = {
     "max_length": "data.max_length",
     "noise_rate": "data.noise_rate",
     "batch_size": "data.global_batch_size",
-    "output_dir": "output",
-    "dataset_name": "data",
-    "model_name_or_path": "model",
-    "num_train_epochs": "trainer.max_epochs",
-    "lora_r": "model.policy.rank",
-    "lora_alpha": "model.policy.alpha",
-    "eval_steps": "trainer.val_check_interval",
-    "per_device_train_batch_size": "model.micro_batch_size",
-    "logging_steps": "trainer.log_every_n_steps",
-    "load_in_4bit": "model.policy.quantization",
 }
-"""Options of a training run by their short names, and by those of TRL and other tools."""
+"""Options of a training run by their short names."""
 
 
 _Loader: Any = get_yaml_default_loader()
@@ -148,55 +138,39 @@ def cause_of(message: str, parser: ArgumentParser | None = None) -> tuple[str, s
 
 def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]:
     classes = _subclasses(_bases(next((a for a in _actions(parser) if a.dest == key), None)))
-    own = sorted(name for name, kind in classes.items() if kind.__module__.startswith("pacmr_lightning"))
-    choice = (
-        f"choose one of {', '.join(own)}, or give an import path." if own else "--help lists the options."
-    )
     value = _shown((re.findall(r"(?:Given|Got) value: ?(.*)", text) or [""])[-1])
     flat = " ".join(text.split())
-    if nested := re.match(r"NestedArg\(key='(.*?)', val='?(.*?)'?\)", value):
-        return f"{key}.{nested[1]}", f"got {nested[2]}, but its class must come first; {choice}"
-    if found := re.search(
-        r"(?:Expected a dot import path string|Unexpected import path format): (\S+)", text
-    ):
-        near = get_close_matches(found[1].rpartition(".")[2], classes, 1, 0.75)
-        return key, f"there is no class or file {found[1]}; {_meant(near) or choice}"
-    if found := re.search(r"Problem with given class_path '(.*?)':\s*(.*)", text):
-        return key, f"{found[1]} cannot be imported ({found[2].rstrip('.')}); {choice}"
-    if "is abstract" in text and re.fullmatch(r"\w+(\.\w+)+", value):
-        return key, f"{value} lacks an abstract method of its base class; define it, or {choice}"
-    if "is abstract" in text or "Not a valid subclass of" in text or "Option 'class_path'" in text:
-        got = f", but got {value}; {choice}" if "alue: " in text else "."
-        return key, f"expected a class, with class_path and init_args only{got}"
-    if found := re.search(r"path (?:(\S+) )?does not correspond to a subclass of (\w+)", text):
-        return key, f"{found[1] or value} is no {found[2]}; {choice}"
+    if found := _NO_CLASS.search(text):
+        # An option of a class that is not given yet.
+        value = re.sub(
+            r"NestedArg\(key='(.*?)', val='?(.*?)'?\)", r"\1 = \2", found[1] or found[2] or found[3] or value
+        )
+        own = sorted(name for name, kind in classes.items() if kind.__module__.startswith("pacmr_lightning"))
+        choice = f"choose one of {', '.join(own)}, or give an import path." if own else "give another."
+        near = get_close_matches(value.rpartition(".")[2], classes, 1, 0.75)
+        what = f"{value} is no class that fits here{f' ({found[4]})' if found[4] else ''}"
+        return key, f"{what}; {_meant(near) or choice}"
+    if "ption 'class_path'" in text:
+        return key, "a class has class_path and init_args only."
     if found := re.search(r"^\s*- (?!Expected|Not a)(.*\.)$", text, re.MULTILINE):  # by the class in a union
         return key, found[1]
     if kinds := re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", text, re.MULTILINE):
         return key, _expected(kinds, value)
     if found := re.search(r"[oO]ption '([^']+)'", text):
         return ".".join(filter(None, (key, found[1]))), f"unknown option; {_near(found[1], parser)}"
-    if found := re.match(r"unrecognized arguments: (.*)", flat):
-        words = found[1].split(" ")
-        option = next((word for word in words if word.startswith("-")), "").partition("=")[0]
-        if not option:
-            return "", f"unexpected word {words[0]}; options start with --, see --help."
-        return option, f"unknown option; {_near(option.lstrip('-'), parser, '--')}"
+    if found := re.match(r"unrecognized arguments:.*? (-[^\s=]+)", flat):
+        return found[1], f"unknown option; {_near(found[1].lstrip('-'), parser, '--')}"
     if found := re.match(r"the following arguments are required: (.+)", flat):
-        names = [name.strip() for name in found[1].split(",")]
-        one = len(names) == 1
-        missing = "missing; give it" if one else f"{_listed(names, 'and')} are missing; give them"
-        return names[0] if one else "", f"{missing} on the command line or in a config."
-    if found := re.match(r"argument (\S+): expected (one|at least one) argument", flat):
-        option, words = found[1].split("/")[-1], getattr(parser, "args", [])
-        # The option typed last or before another one; argparse prints ``--data`` for ``--data.task``.
-        pairs = zip(words, [*words[1:], "--"], strict=True)
-        typed = (w for w, following in pairs if w.startswith(option) and following.startswith("--"))
-        return next(typed, option), "its value is missing; give it after the option."
-    if found := re.match(r"(?:Unexpected config:|Unable to load config) ?(\S*)", flat):
-        given = found[1].strip("\"'") or "nothing"
-        return key, f"expected options with their values, as in YAML, but got {given}."
-    return key, flat.replace("Problems parsing config:", "not valid YAML:").rstrip(".") + "."
+        return key, f"{found[1]} must be given."
+    return key, flat.rstrip(".") + "."
+
+
+_NO_CLASS = re.compile(
+    r"import path (?:string|format): (\S+)|Import path (?!does )(\S+) "
+    r"|Problem with given class_path '(.*?)':\s*(.*)"
+    r"|does not correspond to a subclass|is abstract|Not a valid subclass of"
+)
+"""Words of jsonargparse about a class; the groups are its name, in three ways, and what is wrong with it."""
 
 
 def _expected(kinds: list[str], value: str) -> str:
@@ -204,10 +178,8 @@ def _expected(kinds: list[str], value: str) -> str:
     names = {"NoneType": ["null"], "bool": ["true", "false"]}
     plain = [re.sub(r"^(?:<class '|typing\.|Literal\[)*(.+?)(?:'>|\])?$", r"\1", kind) for kind in kinds]
     plain = [name for kind in dict.fromkeys(plain) for name in names.get(kind, kind.split(", "))]
-    # Python may return an equal union written earlier, in another order.
-    plain.sort(key=lambda name: (name == "null", name == "float"))
     near = get_close_matches(value, re.findall(r"'([^']*)'", " ".join(plain)), 1)
-    return f"expected {_listed(plain, 'or')}, but got {value}{f'; {_meant(near)}' if near else '.'}"
+    return f"expected {_either(plain)}, but got {value}{f'; {_meant(near)}' if near else '.'}"
 
 
 def _bases(action: Any) -> Iterator[type]:
@@ -240,26 +212,22 @@ def _actions(parser: ArgumentParser | None) -> Iterator[Any]:
 
 
 def _near(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
-    """Propose the option that was probably meant: by its start, its end, another tool's name, or similar."""
-    actions = [action for action in _actions(parser) if not action.dest.endswith(".help")]
-    if name in (action.dest for action in actions if not action.option_strings):
-        return f"give {name} without {dashes}{name} before it."
-    names = [action.dest for action in actions if action.option_strings]
+    """Propose the option that was probably meant: by its start, its short name, its end, or similar."""
+    names = [a.dest for a in _actions(parser) if a.option_strings and not a.dest.endswith(".help")]
     found = [known for known in names if known.startswith(name)][:3]
     if not found and name in ELSEWHERE and "model" in names:
         found = [ELSEWHERE[name]]
     found = found or [known for known in names if known.endswith(f".{name}")][:2]
     found = found or get_close_matches(name, names, 1, 0.75)
-    found = found or get_close_matches(name.partition(".")[0], {n.partition(".")[0] for n in names}, 1, 0.75)
     return _meant([dashes + one for one in found]) or "--help lists the options."
 
 
 def _meant(names: list[str]) -> str:
-    return f"did you mean {_listed(names, 'or')}?" if names else ""
+    return f"did you mean {_either(names)}?" if names else ""
 
 
-def _listed(names: list[str], word: str) -> str:
-    return f"{', '.join(names[:-1])} {word} {names[-1]}" if len(names) > 1 else names[0]
+def _either(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _shown(value: str) -> str:

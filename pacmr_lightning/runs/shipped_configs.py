@@ -21,11 +21,6 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
 
-def shipped_name(path: str) -> str | None:
-    """Return the name of ``names`` for a name or a path under ``configs/``."""
-    return name if (name := _bare(path)) in names() else None
-
-
 def did_you_mean(path: str) -> str:
     """Return `` (did you mean NAME?)``, empty if no name is similar."""
     close = get_close_matches(_bare(path), names(), n=1, cutoff=0.7)
@@ -40,8 +35,7 @@ def resolved(path: str) -> str:
     """Return an existing file, else the shipped file of a name or path, else the path unchanged."""
     if local_path(path).is_file():
         return expanded(path)
-    name = shipped_name(path)
-    return path if name is None else str(FOLDER / f"{name}.yaml")
+    return str(FOLDER / f"{name}.yaml") if (name := _bare(path)) in names() else path
 
 
 def with_files(words: list[str]) -> list[str]:

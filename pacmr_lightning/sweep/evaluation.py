@@ -38,16 +38,6 @@ def judged(evaluate: Evaluation, cell: Cell, anchor: Cell) -> dict[str, Any] | N
     return read_judged(cell.folder / JUDGED, files, evaluate.judge, evaluate.seed)
 
 
-def comparisons_left(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Return ``comparisons`` without verdicts, or with questions that have no answer and are asked again."""
-    assert sweep.evaluate is not None
-    return [
-        (cell, anchor)
-        for cell, anchor in comparisons(sweep, found)
-        if (summary := judged(sweep.evaluate, cell, anchor)) is None or summary["unanswered"]
-    ]
-
-
 def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """Judge the responses of cells that have no verdicts yet; print the cost first.
 
@@ -56,20 +46,24 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """
     evaluate = sweep.evaluate
     assert evaluate is not None
-    left = [pair for pair in comparisons_left(sweep, found) if all(map(has_responses, pair))]
+    left = [
+        (cell, anchor)
+        for cell, anchor in comparisons(sweep, found)
+        if has_responses(cell)
+        and has_responses(anchor)
+        # None, or with questions that have no answer and are asked again.
+        and ((summary := judged(evaluate, cell, anchor)) is None or summary["unanswered"])
+    ]
     if not left:
         return
     pairs = {cell.name: response_pairs(cell.responses, anchor.responses) for cell, anchor in left}
     asked = [pair for each in pairs.values() for pair in each if not pair.identical]
-    judge, number = evaluate.judge, sum(map(len, pairs.values()))
+    judge = evaluate.judge
     with AnswerStore(Path(sweep.output) / ANSWERS) as answers:
         prices = (evaluate.prompt_price, evaluate.completion_price)
-        line = f"Judging {len(left)} comparisons of {number:,} pairs in all with {judge.name}"
-        if questions := judge.questions(asked, answers):
-            known = 2 * len(asked) - len(questions)
-            line += f": {cost_before(judge, questions, prices)}"
-            line += f"; {number - len(asked):,} pairs are identical, {known:,} answers stored or the same"
-        print(f"{line}.", file=sys.stderr)
+        questions = judge.questions(asked, answers)
+        cost = cost_before(judge, questions, prices) if questions else "no calls"
+        print(f"Judging {len(left)} comparisons with {judge.name}: {cost}.", file=sys.stderr)
         for cell, anchor in left:
             files = (str(cell.responses), str(anchor.responses))
             folder = cell.folder / JUDGED
@@ -92,9 +86,9 @@ def judged_wins(evaluate: Evaluation, cell: Cell, anchor: Cell | None) -> dict[s
 def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.DataFrame:
     """Return win rates over all seeds together, whose intervals resample prompts with all their pairs.
 
-    One row per row of the tables (``labels``, by a cell's name), noise rate and ``measure`` (``win_rate`` and
-    ``tie_rate`` in %, ``win_score``): ``value``, ``low``, ``high``, ``pairs``, and the shares of pairs in %
-    that ``flipped`` with the order and of answers without a verdict, ``invalid``.
+    One row per row of the tables (``labels``, by a cell's name), noise rate and ``measure``: ``pairs``, in %
+    ``win_rate``, ``tie_rate``, pairs that ``flipped`` with the order and answers without a verdict
+    (``invalid``), and ``win_score``. Columns: ``value``, and ``low`` and ``high`` of the rates and the score.
     """
     assert sweep.evaluate is not None
     groups: dict[tuple[str, float], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
@@ -108,10 +102,11 @@ def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.
         _, prompts = np.unique(frame["prompt"].map(content_key), return_inverse=True)
         outcomes = frame["verdict"].map(OUTCOMES.index).to_numpy()
         win, tie, _, score, _ = outcome_rates(outcomes, prompts, sweep.evaluate.seed)
-        row: dict[str, Any] = {"row": label, "noise": noise, "pairs": len(frame)}
-        row["flipped"] = 100 * np.mean([summary["flipped"] or 0 for summary, _ in members])
+        row: dict[str, Any] = {"row": label, "noise": noise}
+        flipped = [summary["flipped"] or 0 for summary, _ in members]
         broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
-        row["invalid"] = 100 * np.mean(broken)
+        means = {"flipped": 100 * np.mean(flipped), "invalid": 100 * np.mean(broken), "pairs": len(frame)}
+        found += [row | {"measure": measure, "value": value} for measure, value in means.items()]
         for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
             values = {key: factor * value for key, value in asdict(one).items()}
             found.append(row | {"measure": measure} | values)

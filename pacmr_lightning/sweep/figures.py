@@ -5,10 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -33,21 +29,20 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     if not _drawn(numbers):
         print("No cell has been validated, so no figure is drawn.")
         return
-    save_png_and_pdf(draw_noise(frame, numbers), folder / "noise-rates")
+    save_figure(draw_noise(frame, numbers), folder / "noise-rates")
     names = option_columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         if len(options) == 1 and _drawn(numbers[numbers["row"].isin(part["row"])]):
             figure = draw_option(part, numbers, options[0], method.label or name)
-            save_png_and_pdf(figure, folder / f"{name}-{options[0]}")
+            save_figure(figure, folder / f"{name}-{options[0]}")
 
 
 def draw_vnets(done: Sequence[Cell], folder: Path) -> None:
-    """Write VNet's surfaces and weights at each saved step, noise rates in columns, for one seed.
+    """Write VNet's surfaces and weights, noise rates in columns, for one seed: ``METHOD-step-NNNNN``.
 
-    The pages are ``METHOD-step-NNNNN`` for steps that all runs have saved; and ``METHOD-last``, if some of
-    them ended earlier than others.
+    The steps are those that all runs of a method have saved.
     """
     pages: dict[str, list[Cell]] = {}
     for cell in done:
@@ -55,14 +50,8 @@ def draw_vnets(done: Sequence[Cell], folder: Path) -> None:
             runs = pages.setdefault(re.sub(r"-noise[^-]+|-seed\d+$", "", cell.name), [])
             runs += [cell] if not runs or runs[0].seed == cell.seed else []
     for name, runs in pages.items():
-        saved = [steps_of(cell.folder) for cell in runs]
-        drawn: dict[str, int | None] = {
-            f"step-{step:05d}": step for step in sorted(set.intersection(*map(set, saved)))
-        }
-        if len({steps[-1] for steps in saved}) > 1:
-            drawn["last"] = None
-        for word, step in drawn.items():
-            output = folder / f"{name}-{word}.png"
+        for step in sorted(set.intersection(*(set(steps_of(cell.folder)) for cell in runs))):
+            output = folder / f"{name}-step-{step:05d}.png"
             write_surface_page([str(cell.folder) for cell in runs], str(output), step)
 
 
@@ -139,14 +128,8 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
     columns = min(3, count)
     lines = -(-count // columns)
     size = 0.8 + width * columns, 0.6 + height * lines
-    figure, axes = plt.subplots(
-        lines,
-        columns,
-        figsize=size,
-        sharey=sharey,
-        squeeze=False,
-        layout=ConstrainedLayoutEngine(wspace=0.06),
-    )
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.06))
+    axes = figure.subplots(lines, columns, sharey=sharey, squeeze=False)
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
@@ -158,9 +141,3 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
         handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False
     )
     legend.get_title().set_multialignment("center")
-
-
-def save_png_and_pdf(figure: Figure, path: Path) -> None:
-    """Save a figure as .png and .pdf, and close it; ``path`` has no ending."""
-    save_figure(figure, path)
-    plt.close(figure)

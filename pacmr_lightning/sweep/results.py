@@ -55,6 +55,15 @@ VNET = {
 }
 """Measures without a direction, with ``KL``, ``WEIGHTS`` and ``PROBE``."""
 NUMBERS = MEASURES | KL | WEIGHTS | PROBE | VNET
+JUDGED = {
+    "pairs": Measure("Pairs", 0),
+    "win_rate": MEASURES["win_rate"],
+    "tie_rate": Measure("Ties (%)", 2),
+    "win_score": MEASURES["win_score"],
+    "flipped": Measure("Flipped with the order (%)", 1),
+    "invalid": Measure("Answers without a verdict (%)", 1),
+}
+"""Measures of the verdicts over all seeds."""
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""

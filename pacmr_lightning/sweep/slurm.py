@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -30,19 +29,6 @@ TIMEOUTS = 20
 """Times that a job is queued again at the end of its time; preemptions do not count."""
 NOTICE = 300
 """Seconds before the end of its time at which a job saves its state; at most a quarter of the time."""
-ENDED = {
-    "BOOT_FAIL": "its node failed to boot",
-    "CANCELLED": "cancelled",
-    "COMPLETED": "the job ended without a record",
-    "DEADLINE": "its deadline passed",
-    "FAILED": "its process was killed or failed",
-    "NODE_FAIL": "its node failed",
-    "OUT_OF_MEMORY": "out of memory",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "timed out",
-    "UNKNOWN": "SLURM has no record of the job",
-}
-"""Reasons by SLURM's final job states."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +36,10 @@ class SlurmOptions:
     """Options of ``sbatch``, beside the sweep's threads and devices.
 
     Args:
-        partition: partition of the jobs.
-        account: account to charge.
         time: limit of a job, h:m:s. At its end a job saves its state, is queued again and goes on.
-        sbatch: other options of sbatch, such as '{"mem": "64G", "constraint": "h100"}'.
+        sbatch: other options of sbatch, such as '{"partition": "gpu", "account": "lab", "mem": "64G"}'.
     """
 
-    partition: str | None = None
-    account: str | None = None
     time: timedelta = timedelta(hours=24)
     sbatch: dict[str, Any] = field(default_factory=dict)
 
@@ -107,8 +89,6 @@ def submit(
                 gpus_per_node=sweep.devices or None,
                 cpus_per_task=sweep.threads,
                 stderr_to_stdout=True,
-                slurm_partition=options.partition,
-                slurm_account=options.account,
                 slurm_signal_delay_s=notice,
                 slurm_array_parallelism=jobs or len(left),
                 slurm_additional_parameters={"requeue": True, **options.sbatch},
@@ -139,18 +119,14 @@ class Job:
         job, cell = JobEnvironment().job_id, self.cell
         signal.signal(signal.SIGTERM, self._stop)
         os.environ["OMP_NUM_THREADS"] = str(self.sweep.threads)
-        for _ in range(60):  # the records are written after the submission
-            if state.job_of(cell):
-                break
-            sleep(1)
-        while not self.stopped and state.state_of(cell) == "submitted" and state.job_of(cell) == job:
+        while not self.stopped:
             try:
                 status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
             except UserError as error:  # such as too few GPUs
                 state.give_up(cell, str(error))
                 return
-            if not self.stopped:
-                state.end(cell, status)
+            if not self.stopped and state.end(cell, status):
+                return
 
     def _run(self, commands: list[list[str]], log: Path) -> int:
         """Run commands as ``worker.start`` does, and return the exit status."""
@@ -182,34 +158,20 @@ class Job:
 
 
 def refresh(cells: Iterable[Cell]) -> dict[str, str]:
-    """Record in the cells' folders which jobs ended without a record; return the states of others by id."""
-    jobs = {job: cell for cell in cells if (job := state.job_of(cell, or_killed=True))}
-    found = _states(list(jobs))
-    for job, word in found.items():
-        # A killed run may have been out of memory.
-        if word in ENDED and (state.job_of(jobs[job]) or word == "OUT_OF_MEMORY"):
-            state.give_up(jobs[job], f"job {job}: {ENDED[word]}")
-    return {job: word for job, word in found.items() if word not in ENDED}
+    """Record in the cells' folders which jobs ended without a record; return the queue's states by id.
 
-
-def _states(jobs: Sequence[str]) -> dict[str, str]:
-    """Return SLURM's states of jobs by id; empty where there is no SLURM, or it does not answer."""
+    They are empty where there is no SLURM, or it does not answer.
+    """
+    jobs = {job: cell for cell in cells if (job := state.job_of(cell))}
     if not jobs or not shutil.which("squeue"):
         return {}
-    ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-    queue = ["squeue", "--jobs", ids, "--states=all", "--array", "--noheader", "--format=%i|%T"]
-    asked = subprocess.run(queue, capture_output=True, text=True)
-    if asked.returncode and "Invalid job id" not in asked.stderr:
+    asked = subprocess.run(
+        ["squeue", "--array", "--noheader", "--format=%i|%T"], capture_output=True, text=True
+    )
+    if asked.returncode:
         print(f"The states of jobs are unknown: {asked.stderr.strip()}; try again later.", file=sys.stderr)
         return {}
-    found = _by_id(asked.stdout)
-    if not found.keys() >= set(jobs):  # the queue forgets jobs after minutes; accounting may be off
-        sacct = ["sacct", "--jobs", ids, "--allocations", "--allusers", "--noheader", "--parsable2"]
-        asked = subprocess.run([*sacct, "--format=JobID,State"], capture_output=True, text=True)
-        found = _by_id(asked.stdout) | found
-    return {job: found.get(job, "UNKNOWN") for job in jobs}
-
-
-def _by_id(text: str) -> dict[str, str]:
-    rows = [line.split("|") for line in text.splitlines() if "|" in line]
-    return {job: word.split()[0] for job, word in rows}
+    queue = dict(line.split("|") for line in asked.stdout.splitlines() if "|" in line)
+    for job in jobs.keys() - queue.keys():
+        state.give_up(jobs[job], f"job {job} ended without a record (sacct -j {job} may say why)")
+    return queue

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,6 +120,7 @@ class Sweep:
         ]
 
 
+MAPPINGS = ("options", "vary", "comparisons")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 
 
@@ -178,11 +179,13 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
         raise UserError(f"{path} is not a sweep file: {reason}.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected keys and values, but got {found!r}.")
-    if isinstance(found.get("methods"), dict):
-        found["methods"] = {str(name): settings or {} for name, settings in found["methods"].items()}
-    if other := found.pop("like", None):
+    given = _mapping(found, path)
+    if isinstance(given.get("methods"), dict):
+        methods = given["methods"].items()
+        given["methods"] = {str(name): _mapping(it or {}, f"{path}, method {name}") for name, it in methods}
+    for name in ("prepare", "afterwards"):
+        given[name] = [_mapping(entry, f"{path}, {name}") for entry in given.get(name) or ()]
+    if other := given.pop("like", None):
         if not isinstance(other, str):
             raise UserError(f"{path}: like is {other!r}, but it must be one sweep file.")
         if other in (*of, path):
@@ -191,13 +194,17 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
             )
         base = read_yaml(other, (*of, path))
         for name in ("prepare", "afterwards"):
-            if found.get(name) and base.get(name):
-                for one, place in ((base, other), (found, path)):
-                    _check_entries(one, name, place)
-                entries = {entry["output"]: entry for entry in [*base[name], *found[name]]}
-                found[name] = [*entries.values()]
-        found = base | found
-    return found
+            entries = {entry.get("output"): entry for entry in [*base[name], *given[name]]}
+            given[name] = [*entries.values()]
+        given = base | given
+    return given
+
+
+def _mapping(found: Any, place: str) -> dict[str, Any]:
+    """Return keys and values, without collections that are left empty."""
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: expected keys and values, but got {found!r}.")
+    return {key: value for key, value in found.items() if value is not None or key not in MAPPINGS}
 
 
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
@@ -218,38 +225,12 @@ def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
 
 def parsed(kind: type[T], found: Any, place: str) -> T:
     """Return a dataclass from keys and values; errors begin with ``place``."""
-    _check_keys(kind, found, place)
-    if isinstance(methods := found.get("methods"), dict):
-        for name, settings in methods.items():
-            _check_keys(SweptMethod, settings, f"{place}, method {name}")
-    for name in ("prepare", "afterwards"):
-        _check_entries(found, name, place)
     parser = OptionParser(exit_on_error=False)
-    parser.add_class_arguments(kind, "all")
+    parser.add_class_arguments(kind)
     try:
-        return parser.instantiate(parser.parse_object({"all": deepcopy(found)}))["all"]
+        return kind(**vars(parser.instantiate(parser.parse_object(deepcopy(found)))))
     except ArgumentError as error:
-        raise UserError(f"{place}: {short_message(error).removeprefix('all.')}") from None
-
-
-def _check_entries(found: dict[str, Any], name: str, place: str) -> None:
-    for entry in found.get(name) or ():
-        _check_keys(Preparation, entry, f"{place}, {name}")
-
-
-def _check_keys(kind: type, found: Any, place: str) -> None:
-    """Check that the keys of a dataclass are there, and no others; empty lists and dicts get the default."""
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected keys and values, but got {found!r}.")
-    known = {entry.name: entry for entry in fields(kind)}
-    for name in [*found]:
-        if name not in known:
-            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(known)}.")
-        if found[name] is None and known[name].default_factory is not MISSING:
-            del found[name]
-    for name, entry in known.items():
-        if entry.default is entry.default_factory is MISSING and found.get(name) is None:
-            raise UserError(f"{place}: the key {name} is missing.")
+        raise UserError(f"{place}: {short_message(error)}") from None
 
 
 def _check_values(sweep: Sweep, path: str) -> None:

@@ -63,16 +63,10 @@ def has_responses(cell: Cell) -> bool:
     return cell.responses.exists() and _read(cell).get("predicted") == _predicted(cell)
 
 
-def job_of(cell: Cell, or_killed: bool = False) -> str | None:
-    """Return the SLURM job that has, or will run, a cell; ``or_killed`` adds that of a killed run."""
+def job_of(cell: Cell) -> str | None:
+    """Return the SLURM job that has, or will run, a cell."""
     record = _read(cell)
-    alive = record.get("exit") is None or (or_killed and record["exit"] == -signal.SIGKILL)
-    return record.get("job") if alive and "ended" not in record else None
-
-
-def has_begun(cell: Cell) -> bool:
-    """Return true if the job that was submitted last has begun the cell."""
-    return "resumed" in _read(cell)
+    return record.get("job") if record.get("exit") is None and "ended" not in record else None
 
 
 def submitted(cell: Cell, job: str) -> None:

@@ -13,6 +13,7 @@ from .cells import Cell
 from .evaluation import pooled
 from .results import (
     GREEK,
+    JUDGED,
     MEASURES,
     NUMBERS,
     PROBE,
@@ -29,6 +30,7 @@ from .spec import Sweep
 WIN = ("win_rate", "win_score")
 HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
 """Measures of the tables with noise rates in rows."""
+_SHOWN = NUMBERS | JUDGED
 _ESCAPED = str.maketrans(
     {letter: f"\\{letter}" for letter in "%_&#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -44,13 +46,12 @@ class Value:
     stderr: float
     digits: int
     best: bool = False
-    signed: bool = False
     interval: tuple[float, float] | None = None
     """95% interval over prompts."""
 
     def text(self, bold: str, plus_minus: str) -> str:
         """Format both, with the mean in ``bold`` if it is the best."""
-        mean = f"{self.mean:{'+' if self.signed else ''}.{self.digits}f}"
+        mean = f"{self.mean:.{self.digits}f}"
         mean = bold.format(mean) if self.best else mean
         mean = mean if math.isnan(self.stderr) else f"{mean}{plus_minus}{self.stderr:.{self.digits}f}"
         if self.interval is None:
@@ -181,9 +182,10 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
         caption = f"Pairwise evaluation against {anchor} by {by}; {over}"
         found.append(_by_method("main", caption, frame, numbers, WIN))
     if judged is not None and len(judged):
-        found.append(
-            _judged(f"Win rates against {anchor} by {by}; 95% intervals over prompts", frame, judged)
-        )
+        caption = f"Win rates against {anchor} by {by}; 95% intervals over prompts"
+        pooled_numbers = judged.rename(columns={"value": "mean"}).assign(stderr=math.nan)
+        compared = frame[frame["row"].isin(judged["row"])]
+        found.append(_by_noise("judged", caption, compared, pooled_numbers, ["row"], [*JUDGED]))
     for name in known:
         if name not in WIN:
             found.append(_by_method(name, f"{MEASURES[name].heading}; {over}", frame, numbers, [name]))
@@ -207,13 +209,6 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
     if len(probed):
         caption = f"Mean weights of the same training pairs in all runs, by the final weight function; {over}"
         found.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*PROBE]))
-    if anchor:
-        gaps = differences(frame).rename(columns={"first": "row"})
-        for name in known:
-            part = gaps[gaps["measure"].eq(name) & gaps["second"].eq(anchor)]
-            caption = f"{MEASURES[name].heading}: difference to {anchor}, seed by seed; {over}"
-            if len(part):
-                found.append(_by_method(f"difference-{name}", caption, frame, part, [name], signed=True))
     return found
 
 
@@ -223,7 +218,6 @@ def _by_method(
     frame: pd.DataFrame,
     numbers: pd.DataFrame,
     measures: Sequence[str],
-    signed: bool = False,
 ) -> Table:
     """Methods in rows, bounds last; noise rates in columns, per measure."""
     asked = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
@@ -233,9 +227,9 @@ def _by_method(
     known = numbers[numbers["measure"].isin(measures)]["row"]
     rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")
     fair = rows[~rows["bound"]]["row"]
-    best = {} if signed else {column: _best(numbers, fair, *column) for column in asked}
+    best = {column: _best(numbers, fair, *column) for column in asked}
     entries = [
-        [row, *(_value(numbers, row, *column, row in best.get(column, ()), signed) for column in asked)]
+        [row, *(_value(numbers, row, *column, row in best[column]) for column in asked)]
         for row in rows["row"]
     ]
     return Table(name, caption, headings, entries)
@@ -253,7 +247,7 @@ def _by_noise(
     numbers = numbers[numbers["row"].isin(part["row"])]
     measures = [measure for measure in measures if measure in set(numbers["measure"])]
     named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
-    headings = [("", heading) for heading in [*named, *(NUMBERS[measure].heading for measure in measures)]]
+    headings = [("", heading) for heading in [*named, *(_SHOWN[measure].heading for measure in measures)]]
     entries: list[list[Entry]] = []
     for key, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
         rate = cast("float", key)
@@ -269,13 +263,11 @@ def _by_noise(
 def _best(numbers: pd.DataFrame, rows: pd.Series, measure: str, rate: float) -> set[str]:
     """Rows with the largest mean at the displayed precision; none if all are equal."""
     asked = numbers["row"].isin(rows) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)
-    shown = numbers[asked].set_index("row")["mean"].round(NUMBERS[measure].digits)
+    shown = numbers[asked].set_index("row")["mean"].round(_SHOWN[measure].digits)
     return set(shown.index[shown.eq(shown.max())]) if shown.nunique() > 1 else set()
 
 
-def _value(
-    numbers: pd.DataFrame, row: str, measure: str, rate: float, best: bool = False, signed: bool = False
-) -> Entry:
+def _value(numbers: pd.DataFrame, row: str, measure: str, rate: float, best: bool) -> Entry:
     found = numbers[numbers["row"].eq(row) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)]
     if found.empty:
         return ""
@@ -283,25 +275,4 @@ def _value(
     # Between seeds where there are several, else between prompts.
     known = math.isnan(one["stderr"]) and not math.isnan(one.get("low", math.nan))
     interval = (one["low"], one["high"]) if known else None
-    return Value(one["mean"], one["stderr"], NUMBERS[measure].digits, best, signed, interval)
-
-
-def _judged(caption: str, frame: pd.DataFrame, judged: pd.DataFrame) -> Table:
-    """Methods and noise rates in rows, with the judge's verdicts over all seeds."""
-    win, score = (MEASURES[name] for name in WIN)
-    names = {"win_rate": (win.heading, win.digits), "tie_rate": ("Ties (%)", win.digits)}
-    names["win_score"] = (score.heading, score.digits)
-    last = {"flipped": "Flipped with the order (%)", "invalid": "Answers without a verdict (%)"}
-    words = ["Method", "Noise rate", "Pairs", *(heading for heading, _ in names.values()), *last.values()]
-    entries: list[list[Entry]] = []
-    for _, row in frame.drop_duplicates(["row", "noise"]).iterrows():
-        part = judged[judged["row"].eq(row["row"]) & judged["noise"].eq(row["noise"])].set_index("measure")
-        if part.empty:
-            continue
-        values: list[Entry] = [
-            Value(part.loc[name, "value"], math.nan, digits, interval=tuple(part.loc[name, ["low", "high"]]))
-            for name, (_, digits) in names.items()
-        ]
-        shares: list[Entry] = [Value(part[name].iloc[0], math.nan, 1) for name in last]
-        entries.append([row["row"], f"{row['noise']:.0%}", f"{part['pairs'].iloc[0]:,}", *values, *shares])
-    return Table("judged", caption, [("", heading) for heading in words], entries)
+    return Value(one["mean"], one["stderr"], _SHOWN[measure].digits, best, interval)

@@ -254,7 +254,7 @@ def test_reported_seeds_of_a_frontier(write_sweep):
         ({"tuning_seeds": [0, 100]}, "frontier.tuning_seeds names 100, which is none of the seeds (0, 1)"),
         ({"subject": "ipo"}, "frontier.subject names ipo, which is none of the methods (dpo, pacmr)"),
         ({"kls": [0.0]}, "frontier.kls is [0.0], but it needs KLs above 0"),
-        ({"kl": 1}, "frontier: there is no key kl; choose one of subject"),
+        ({"kl": 1}, "frontier: kl: unknown option; did you mean kls?"),
     ],
 )
 def test_bad_files(changes, message, write_sweep, capsys):

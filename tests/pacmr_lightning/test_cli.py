@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,9 +43,8 @@ def base(config, tmp_path, monkeypatch) -> list[str]:
 VNET = ["--model.weighting", "VNetWeighting"]
 PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
 PRIOR = ["--model.weighting", "SigmoidPrior"]
-TIES = ["--data.noise", "NearTieNoise"]
+NOISE = ["--data.noise", "NearTieNoise"]
 WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
-ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +54,14 @@ ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
-        ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
+        ([*NOISE, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
         ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),
-        (["--data.noise", "TemperatureLabels"], "tau None and share None; give one of the two"),
-        ([*ANNOTATORS, "--data.noise.reliabilities", "{a: 2}"], "reliabilities of 'a' is 2"),
-        ([*ANNOTATORS, "--data.noise.share", "0.01"], "share is 0.01, but between"),
+        (
+            ["--data.noise", "AnnotatorNoise", "--data.noise.reliabilities", "{a: 2}"],
+            "reliabilities of 'a' is 2",
+        ),
+        (["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.01"], "share is 0.01, but between"),
         (["--data.noise", "CategoryNoise", "--data.noise.share", "0.01"], "share is 0.01, but between"),
         (["--model.micro_batch_size", "3"], "micro_batch_size 3 does not divide the 8 pairs"),
         (["--model.policy.model", "./nowhere"], "nowhere"),
@@ -75,12 +75,9 @@ ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
         ),
         (["--model.weight_decay", "-0.1"], "weight_decay is -0.1, but it must be at least 0"),
         (["--model.betas", "[0.9, 1]"], "one of betas is 1.0, but it must be at least 0 and below 1"),
-        (["--model.objective", "DPO", "--model.objective.beta", "1e39"], "beta is 1e+39, but"),
-        (["--seed_everything", "-1"], "seed_everything: -1 is not in bounds"),
+        (["--seed_everything", "-1"], "-1 is not in bounds"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
-        (["--trainer.accelerator", "nothing"], "invalid accelerator name"),
         (["--trainer.strategy", "nothing"], "invalid strategy name"),
-        (["--trainer.devices", "0"], "devices"),
         (["--trainer.devices", "99"], "global_batch_size is 8, which 99 processes cannot share evenly"),
     ],
 )
@@ -110,11 +107,7 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
     [
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\nnot JSON\n', "line 2"),
         ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
-        (
-            '{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n',
-            "line 1 has the key 'chosen' twice",
-        ),
-        ('{"prompt": "a", "chosen": "b", "rejected": 3}\n', "rejected"),
+        ('{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n', "has the key 'chosen' twice"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),
         ("", "empty"),
     ],
@@ -130,7 +123,7 @@ def test_bad_files(text, message, base, tmp_path, capsys):
     ("options", "column", "messages"),
     [
         (
-            [*TIES, "--data.noise.share", "0.3"],
+            [*NOISE, "--data.noise.share", "0.3"],
             "eta",
             ("NearTieNoise needs eta", "24 of the 24 training pairs have none, 'world-0-0'"),
         ),
@@ -193,9 +186,6 @@ def test_a_run(base, capsys, tmp_path):
     assert "must end in .png or .pdf" in fails(capsys, ["compare", str(run), "--figure", "runs.gif"])
     assert "does not exist" in fails(capsys, ["compare", "nowhere"])
     assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
-    shutil.rmtree(run / "weights")  # as of a run without a WeightRecorder
-    cli.main(["compare", str(run), "--figure", "curves.png"])
-    assert Path("curves.png").stat().st_size < Path("runs.png").stat().st_size
 
 
 @pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help_all"], ["audit", "--help"]])
@@ -210,10 +200,6 @@ def test_the_first_page_names_every_command_once(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     out = capsys.readouterr().out
-    titles = [
-        line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith("Learning")
-    ]
-    assert titles == ["start", "train", "audit", "evaluate", "more"]
     for name in (*cli.RUNS, *cli.TOOLS):
         assert sum(line.startswith(f"  {name} ") for line in out.splitlines()) == 1, name
 
@@ -242,12 +228,6 @@ for words, status in {commands}.items():
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 
-def test_an_alias_of_a_command(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["audit-model", "--help"])
-    assert stop.value.code == 0 and capsys.readouterr().out.startswith("usage: pacmr audit ")
-
-
 def test_unknown_command(capsys):
     assert "Unknown command fitt; did you mean fit? Commands are fit, validate," in fails(capsys, ["fitt"])
     assert "Unknown command x; choose one of fit, validate," in fails(capsys, ["x"])
@@ -261,27 +241,6 @@ def test_as_a_module(capsys, monkeypatch):
     errors = capsys.readouterr().err
     assert stop.value.code == 2 and "Traceback" not in errors
     assert errors.strip().splitlines()[-1].startswith("pacmr: error: ")
-
-
-@pytest.mark.slow
-def test_two_processes(base):
-    """DDP starts the command once more for the second process; the adapter is that of one process."""
-    options = [*PAC, "--model.weighting.outer.tau", "0.5", "--model.learning_rate", "0.01"]
-    adapters = []
-    for name, devices in (("one", "1"), ("two", "2")):
-        command = [sys.executable, "-m", "pacmr_lightning", "fit", *base, *options]
-        command += ["--trainer.devices", devices, "--trainer.default_root_dir", name]
-        command += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        adapters.append(torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True))
-    one, two = adapters
-    assert one["weighting"]["updates"] == two["weighting"]["updates"] == 1
-    for part in ("state_dict", "vnet"):
-        a, b = (c["state_dict"] if part == "state_dict" else c["weighting"]["vnet"] for c in (one, two))
-        assert any(value.any() for value in a.values())
-        for key, value in a.items():
-            torch.testing.assert_close(b[key], value, atol=1e-4, rtol=0)
 
 
 def test_a_reader_that_has_seen_enough():
@@ -316,7 +275,8 @@ def test_what_a_run_says(tmp_path, tiny_llama, monkeypatch):
     command += ["--trainer.default_root_dir", "run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = done.stdout + done.stderr
+    assert done.stdout == "", "it is for results"
+    said = done.stderr
     for fact in ("64 of 64 pairs kept", "trained of", "The run is in run;", "pacmr audit run"):
         assert fact in said, fact
     for talk in ("Tip", "FLOPs", "TPU", "Tokenizing", "Loading weights", "Warning"):

@@ -3,7 +3,6 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,8 +11,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks.to_loggers import verbatim
-from pacmr_lightning.commands import second_pass
-from pacmr_lightning.commands.fit import parser_of
+from pacmr_lightning.runs.loggers import loggers_of_another
 
 from ..conftest import fails, read_lines
 from ..wandb_file import history, records
@@ -73,13 +71,12 @@ def curves():
 @needs_mlflow
 # Of MLflow's store, to SQLAlchemy and to itself.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("store", ["files", pytest.param("sqlite", marks=pytest.mark.slow)])
-def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
+def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = "sqlite:///mlflow.db" if store == "sqlite" else Path("mlruns").absolute().as_uri()
-    options = {"tracking_uri": uri, "artifact_location": Path("files").absolute().as_uri()}
+    places = {"tracking_uri": "mlruns", "artifact_location": "files"}
+    options = {name: Path(place).absolute().as_uri() for name, place in places.items()}
     mlflow = {"class_path": "MLFlowLogger", "init_args": {"experiment_name": "mine", **options}}
     board = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards"}}
     config["trainer"]["logger"] = [mlflow, board]
@@ -184,32 +181,15 @@ def test_wandb(config, capsys, monkeypatch):
         assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [0]
 
 
-def test_no_logger_means_none(config):
-    config["trainer"]["callbacks"] = []
-    fit(config, "--trainer.logger", "false")
-    assert not Path("run/metrics.csv").exists() and not Path("run/tensorboard").exists()
-
-
-@pytest.mark.parametrize("several", [True, False])
-def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
-    wandb = {"class_path": "WandbLogger", "init_args": {"id": "first", "project": "mine"}}
-    mlflow = {"class_path": "MLFlowLogger", "init_args": {"run_id": "abc", "tracking_uri": "sqlite:///a.db"}}
-    for logger in (wandb, mlflow):
-        config["trainer"]["logger"] = (
-            [logger, {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}] if several else logger
-        )
-        Path("run").mkdir(exist_ok=True)
-        Path("run/config.yaml").write_text(yaml.safe_dump(config))
-        said = []
-        monkeypatch.setattr(second_pass, "fit", lambda folder, words, own, said=said: said.extend(words))
-        first = SimpleNamespace(folder="run", trainer=config["trainer"], model=config["model"])
-        second_pass.train_again(first, Path("run-refined"), "refined", None, {}, ())
-        asked = parser_of("fit").parse_args(said).trainer.logger
-        options = (asked[0] if several else asked).init_args
-        if logger is wandb:
-            assert options.id == "first-run-refined" and options.project == "mine"
-        else:
-            assert options.run_id is None and options.tracking_uri == "sqlite:///a.db"
+def test_a_second_pass_is_a_run_of_its_own():
+    options = {"WandbLogger": {"id": "first", "project": "mine"}, "CSVLogger": {"save_dir": "."}}
+    options["MLFlowLogger"] = {"run_id": "abc", "tracking_uri": "sqlite:///a.db"}
+    given = [{"class_path": name, "init_args": its} for name, its in options.items()]
+    found = {one["class_path"]: one["init_args"] for one in loggers_of_another(given, "run-refined")}
+    assert found.pop("WandbLogger") == {"id": "first-run-refined", "project": "mine"}
+    assert found.pop("MLFlowLogger") == {"run_id": None, "tracking_uri": "sqlite:///a.db"}
+    assert found == {"CSVLogger": {"save_dir": "."}}
+    assert loggers_of_another(given[0], "b")["init_args"]["id"] == "first-b"
 
 
 def test_a_logger_that_is_not_installed(config, capsys, monkeypatch):

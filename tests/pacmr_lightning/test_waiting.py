@@ -8,7 +8,7 @@ from pacmr_lightning.waiting import waiting
 
 def test_a_line_and_then_the_time(capsys, monkeypatch):
     monkeypatch.setattr(module, "FIRST", 0.02)
-    monkeypatch.setattr(module, "LOG", 0.05)
+    monkeypatch.setattr(module, "NEXT", 0.05)
     with waiting("Loading"):
         time.sleep(0.5)
     first, *more = capsys.readouterr().err.splitlines()

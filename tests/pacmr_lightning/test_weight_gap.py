@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -37,16 +35,3 @@ def test_against_scikit_learn(scale, digits):
     assert tuple(found) == WEIGHT_GAP
     assert found == pytest.approx(expected(weights, flipped), abs=2e-6)
     assert found["auroc"] != 0.5
-
-
-def test_none_where_nothing_is_defined():
-    weights = torch.tensor([0.2, 0.4, 0.6])
-    unknown = weight_gap(weights, torch.tensor([-1, -1, -1]))
-    assert set(unknown.values()) == {None}
-    one_kind = weight_gap(weights, torch.tensor([0, 0, -1]))
-    assert one_kind.pop("mean_unflipped") == pytest.approx(0.3)
-    assert set(one_kind.values()) == {None}
-    equal = weight_gap(torch.ones(3), torch.tensor([0, 1, 1]))
-    assert (equal["gap"], equal["auroc"], equal["average_precision"]) == (0.0, None, None)
-    assert set(weight_gap(torch.tensor([math.nan, 0.5]), torch.tensor([0, 1])).values()) == {None}
-    assert set(weight_gap(torch.empty(0), torch.empty(0)).values()) == {None}

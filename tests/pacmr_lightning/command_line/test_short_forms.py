@@ -88,15 +88,11 @@ def test_the_page(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        # The three cases of an engineer who comes from TRL.
         ("--learning_rate 1e-4", "--learning_rate: unknown option; did you mean --model.learning_rate?"),
         ("--beta 0.1", "did you mean --model.objective.beta?"),
-        ("--source x", "did you mean --data.source?"),
-        ("--max_length 5", "did you mean --data.max_length?"),
-        ("--num_train_epochs 1", "did you mean --trainer.max_epochs?"),
         (
             "--model PreferenceModul",
-            "there is no class or file PreferenceModul; did you mean PreferenceModule?",
+            "PreferenceModul is no class that fits here; did you mean PreferenceModule?",
         ),
         ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),

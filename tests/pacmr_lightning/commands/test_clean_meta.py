@@ -8,7 +8,7 @@ import yaml
 
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.clean_meta import clean_meta
-from pacmr_lightning.datamodules import EmbeddedWorld, Files
+from pacmr_lightning.datamodules import Files
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
@@ -18,6 +18,7 @@ from ...conftest import read_lines as read
 from ..evaluation.faulty_server import prefer_longer, prefer_position_a
 
 main = partial(run_tool, "clean-meta", clean_meta)
+SIDES = ("chosen", "rejected")
 
 reply = prefer_longer
 
@@ -60,10 +61,6 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
         clean_meta(pairs, str(output), [judge(model) for model in models], n=12, seed=1)
         return read(output)
 
-    def printed(text, name):
-        """The numbers of a judge's line."""
-        return next(line for line in text.splitlines() if line.strip().startswith(name)).split()[1:]
-
     rows = run("length", "same", "unsure")
     found = {row["id"]: row for row in pairs.load("train")}
     assert len(rows) == 12 and {row["category"] for row in rows} == set("abc")
@@ -88,20 +85,15 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     corrected = sum(row["corrected"] for row in rows)
     assert 0 < corrected < wrong
     text = capsys.readouterr().out
-    for name in ("length", "same"):
-        assert printed(text, name) == f"{12 - wrong} {wrong} 0 0.0% 2400 240".split()
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
 
     # A judge that goes by position never finds a label wrong, and so nothing is corrected.
     rows = run("length", "first")
     assert not any(row["corrected"] for row in rows)
     assert {row["verdicts"][1]["verdict"] for row in rows} == {"none"}
-    assert printed(capsys.readouterr().out, "first")[:4] == ["0", "0", "12", "100.0%"]
-    # "length" was asked before, for another file; each file has a store of its own.
-    assert (tmp_path / "length-first.jsonl.answers.sqlite").is_file()
 
 
-def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
+def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path):
     output = tmp_path / "clean.jsonl"
     contents = set()
     for _ in range(2):
@@ -115,50 +107,26 @@ def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
-    output = str(tmp_path / "clean.jsonl")
-    server.script = [None, None, "html"]
-    clean_meta(pairs, output, [judge(retries=0, concurrency=1)], n=10)
-    problem = "the server's answer is no chat completion: 'Welcome to the proxy'"
-    assert f"1 requests failed (mostly: {problem})" in capsys.readouterr().out
-    [missing] = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
-    assert missing["verdicts"][0]["verdict"] == "none" and not missing["corrected"]
-    server.script = ["empty"]
-    clean_meta(pairs, output, [judge()], n=10)
-    said = capsys.readouterr().out
-    # Of 19 answers in the first call, and of two in the second one, of which one was thrown away.
-    assert "requests failed" not in said and len(server.requests) == 22
-    assert re.search(r" 2100 +210", said)
-    assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
-
-
 TALK = "\n\nHuman: a {0}?\n\nAssistant: b\n\nHuman: c {0}?\n\nAssistant: ".format
 # Ids are hashes of prompt and responses.
-HH = [{"chosen": TALK(i) + "yes " * (2 + i % 2), "rejected": TALK(i) + "longer no"} for i in range(12)]
+ROWS = [{"chosen": TALK(i) + "yes " * (2 + i % 2), "rejected": TALK(i) + "longer no"} for i in range(6)]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
-ANSWERS = [("yes {}", "no, not at all {}" if i % 2 else "yes {}") for i in range(8)]
-CHAT = [
-    {"id": f"chat-{i}"}
-    | {
-        side: [*ASKED, {"role": "assistant", "content": text.format(i)}]
-        for side, text in zip(("chosen", "rejected"), texts, strict=True)
-    }
-    for i, texts in enumerate(ANSWERS)
+ROWS += [
+    {side: [*ASKED, {"role": "assistant", "content": text}] for side, text in zip(SIDES, texts, strict=True)}
+    for texts in (("yes", "no, not at all"), ("yes, of course", "no"))
 ]
 
 
-@pytest.mark.parametrize("rows", [HH, CHAT], ids=["HH", "chat"])
-def test_the_file_is_read_again(rows, write_rows, server, tmp_path):
+def test_the_file_is_read_again(write_rows, server, tmp_path):
     """What a training does with it: datamodules/test_preparation.py."""
-    path = write_rows(rows)
+    path = write_rows(ROWS)
     source, output = Files(path, path), str(tmp_path / "clean.jsonl")
     judges = [EndpointJudge(model=model, base_url=server.url) for model in "abc"]
-    n = 6 if rows is HH else 4
-    clean_meta(source, output, judges, n=n)
+    clean_meta(source, output, judges, n=8)
 
     found = {row["id"]: row for row in source.load("train")}
     clean = read_preferences(output)
-    assert len(clean) == n and set(clean["id"]) <= set(found)
+    assert len(clean) == 8 and set(clean["id"]) == set(found)
     longer = []
     for row in clean:
         before = found[row["id"]]
@@ -167,35 +135,9 @@ def test_the_file_is_read_again(rows, write_rows, server, tmp_path):
         # What the judges like, for this is what they all found.
         assert len(row["chosen"]) > len(row["rejected"])
         longer.append(len(before["chosen"]) < len(before["rejected"]))
-    assert any(longer)
     flags = read(output)
-    assert [row["corrected"] for row in flags] == longer and all("flipped" not in row for row in flags)
-
-
-def test_texts_and_chat_in_one_file(write_rows, server, tmp_path):
-    path = write_rows([CHAT[1], {"id": "text", "prompt": "p", "chosen": " a", "rejected": " a longer one"}])
-    source, judges = Files(path, path), [EndpointJudge(base_url=server.url)]
-    clean_meta(source, str(tmp_path / "clean.jsonl"), judges, n=2)
-    assert read_preferences(tmp_path / "clean.jsonl")["chat"][:] == [True, False]
-
-
-def test_the_embedded_world_knows(tmp_path, capsys):
-    world = EmbeddedWorld(pairs=400, validation_pairs=1, seed=3)
-    output = tmp_path / "clean.jsonl"
-    clean_meta(world, str(output), n=256)
-    found = {row["id"]: row for row in world.load("train")}
-    rows = read(output)
-    assert len(rows) == 256
-    assert {row["category"] for row in rows} == {row["category"] for row in found.values()}
-    for row in rows:
-        chosen, rejected = (world.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
-        assert chosen >= rejected
-        assert row["corrected"] == (found[row["id"]]["eta"] < 0.5) and row["verdicts"] == []
-    corrected = sum(row["corrected"] for row in rows)
-    # Draws went the unlikely way with a probability of 0.13 on average.
-    assert 15 < corrected < 60
-    assert f"usable pairs of synthetic benchmark, {corrected} labels corrected." in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["clean.jsonl"]  # nobody was asked
+    assert any(longer) and [row["corrected"] for row in flags] == longer
+    assert all("flipped" not in row for row in flags)
 
 
 def test_bad_input(pairs, judge, server, tmp_path):
@@ -204,16 +146,10 @@ def test_bad_input(pairs, judge, server, tmp_path):
             clean_meta(source, str(tmp_path / output), **options)
 
     before = sorted(tmp_path.iterdir())
-    world = EmbeddedWorld(pairs=4, validation_pairs=1)
-    fails("judges is missing, but rows.jsonl has no gold reward to correct labels with", n=3)
-    fails("judges is missing", judges=[], n=3)
-    said = "judges have no effect on synthetic benchmark, which has a gold reward"
-    fails(said, world, judges=[judge()], n=3)
-    fails(r"clean.parquet, but it must be a file ending in .jsonl", world, "clean.parquet", n=3)
-    fails("must be a file ending in", world, ".", n=3)
+    fails("judges is missing; give one or more, such as", judges=[], n=3)
+    fails(r"clean.parquet, but it must be a file ending in .jsonl", output="clean.parquet", judges=[judge()])
     fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
     fails("judges holds judge twice", judges=[judge(), judge("other"), judge()], n=3)
-    fails("n is 0", judges=[judge()], n=0)
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 
 

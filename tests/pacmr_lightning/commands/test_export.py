@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -173,19 +172,8 @@ def test_an_adapter_on_its_base_is_the_policy(kind, trained, exported, capsys):
     model = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(model), logits(policy_of(run).peft), rtol=0, atol=1e-5)
     assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
-    assert json.loads((out / "adapter_config.json").read_text())["inference_mode"]
-
-
-def test_an_adapter_is_loaded_from_anywhere(tiny_llama, write_rows, pair_rows, tmp_path, monkeypatch):
-    """Its base was named by a path that is relative to another folder."""
-    monkeypatch.chdir(tmp_path)
-    tiny_llama("base")
-    rows = write_rows(pair_rows(8))
-    files = f"--data.source Files --data.source.train {rows} --data.source.validation {rows}"
-    cli.main(short_fit("base", f"{files} --data.global_batch_size 8 --output run --trainer.max_steps 1"))
-    cli.main(["export", "run", "out"])
-    monkeypatch.chdir(tmp_path.parent)
-    AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert settings["inference_mode"] and Path(settings["base_model_name_or_path"]).is_absolute()
 
 
 def test_tokenizer_and_configs_are_the_bases(trained, exported):
@@ -235,7 +223,7 @@ def test_another_checkpoint_and_another_dtype(trained, tmp_path):
         assert ((merged[name].double() - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-7).all()
     assert moved == 14
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
-    assert "not these weights" in (out / "README.md").read_text()
+    assert "The run has no summary of these weights" in (out / "README.md").read_text()
 
 
 def test_a_run_in_bfloat16(trained, tmp_path, monkeypatch):
@@ -308,7 +296,7 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
         "objective: {class: DPO, beta: 0.7, sft_weight: 0.0}",
         "estimator: {class: GhostDotProduct}",
         f"| val/rewards/accuracies | {summary['val_accuracy']:.4g} |",
-        f"torch {torch.__version__}",
+        f"torch: `{torch.__version__}`",
     ):
         assert text in card.text, text
     assert ("is a local model" in card.text) == (not options)
@@ -349,7 +337,7 @@ def test_the_card_of_a_run_on_the_hub(trained):
     data = ModelCard(text).data.to_dict()
     assert data["base_model"] == "org/model" and data["datasets"] == ["org/d"]
     assert data["tags"] == ["lora", "dpo"]
-    assert "No label noise was injected" in text and "wrote no summary" in text
+    assert "No label noise was injected" in text and "has no summary" in text
     assert "is a local model" not in text
 
 
@@ -373,8 +361,7 @@ def test_bad_input(run, trained, tmp_path, capsys):
     assert "dtype is float16, but adapters are float32" in refused([run, out, "--dtype", "float16"], capsys)
     assert f"out is {run}, which exists and is not an empty folder" in refused([run, run], capsys)
     assert "config.yaml, which exists" in refused([run, run / "config.yaml"], capsys)
-    assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)
-    assert "cannot be written (File name too long)" in refused([run, tmp_path / ("x" * 300)], capsys)
+    assert "config.yaml is a file and no folder" in refused([run, run / "config.yaml" / "out"], capsys)
     config = (run / "config.yaml").read_text()
     for name in ("./gone", "runs/gone/model"):
         (run / "config.yaml").write_text(config.replace(str(trained("pacmr").parent / "model"), name))
@@ -385,23 +372,6 @@ def test_bad_input(run, trained, tmp_path, capsys):
     out.mkdir()  # an empty folder is as good as none
     cli.main(["export", str(run), str(out), "--checkpoint", "step-1"])
     assert (out / "README.md").is_file()
-
-
-def test_a_sft_run(tmp_path, capsys):
-    shape = json.dumps(SHAPE | LLAMA | {"attention_dropout": 0.0})
-    words = f"""
-        --data SFTDataModule --data.source WorldCompletions --data.source.rows 16 --data.vocab_size 300
-        --data.source.validation_rows 8 --trainer.max_steps 1 --trainer.accelerator cpu
-        --trainer.enable_progress_bar false --trainer.default_root_dir {tmp_path}/sft
-    """
-    cli.main(["fit", "--model", "SFTModule", "--model.from_scratch", shape, *words.split()])
-    sentence = refused([tmp_path / "sft", tmp_path / "out"], capsys)
-    assert "is an SFT run" in sentence and f"take the folder {tmp_path / 'sft' / 'model'}." in sentence
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "sft" / "model").config.hidden_size == 32
-    config = yaml.safe_load((tmp_path / "sft" / "config.yaml").read_text())
-    config["model"]["init_args"]["save_to"] = "elsewhere"
-    (tmp_path / "sft" / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "take the folder elsewhere." in refused([tmp_path / "sft", tmp_path / "out"], capsys)
 
 
 class Payload:
@@ -436,9 +406,9 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize(("limit", "options"), [(3_000, []), (12_000, []), (30_000, ["--merged"])])
+@pytest.mark.parametrize(("limit", "options"), [(12_000, []), (30_000, ["--merged"])])
 def test_a_full_disk(limit, options, trained, tmp_path, capsys):
-    """A limit on the size of files stands for the disk; the tokenizer does not fit, or the weights."""
+    """A limit on the size of files stands for the disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = trained("pacmr")
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))

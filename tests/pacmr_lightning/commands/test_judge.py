@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -116,16 +115,6 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
     again, _ = read(output)
     assert again["tokens"]["now"] == {"prompt": 0, "completion": 0} and again["cost"]["now"] == 0
-    assert again | {"tokens": 0, "cost": 0, "uncounted_requests": 0} == summary | {
-        "tokens": 0,
-        "cost": 0,
-        "uncounted_requests": 0,
-    }
-    # So do the exchanged files, whose questions are the same.
-    judge_files(*files[::-1], judge, output)
-    summary, verdicts = read(output)
-    assert len(server.requests) == 2 * PAIRS and summary["cost"] is None
-    assert sorted(row["verdict"] for row in verdicts) == sorted(EXPECTED)
 
 
 def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, capsys):
@@ -188,7 +177,7 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert again["uncounted_requests"] == {"all": 1, "now": 0}
 
 
-def test_empty_and_identical_responses(write, server, tmp_path, capsys):
+def test_empty_and_identical_responses(write, server, tmp_path):
     first, second = (
         [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]
         for texts in (("", "same", "", "long"), ("text", " same", " ", "x"))
@@ -200,9 +189,6 @@ def test_empty_and_identical_responses(write, server, tmp_path, capsys):
     assert verdicts[1]["orders"] == [] and len(server.requests) == 4
     assert "Response A: \n\nResponse B: text\n\n" in server.requests[0]["messages"][1]["content"]
     assert (summary["empty"], summary["identical"]) == ([2, 1], 2)
-    text = capsys.readouterr().out
-    assert "empty responses, judged like others: 2 of A, 1 of B" in text
-    assert "2 pairs of identical responses are ties, without a judgement" in text
 
 
 def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
@@ -231,7 +217,7 @@ def test_a_reward_model_judges(files, tiny_llama, tmp_path):
     assert (summary["flipped"], summary["first_shown"], summary["invalid"]) == (0, 0.5, 0)
 
 
-def test_from_the_command_line(files, server, tmp_path, capsys):
+def test_from_the_command_line(files, server, tmp_path):
     options = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
     options += ["--judge.model", "m", "--judge.temperature", "null"]
     main([*files, *options, "--output", str(tmp_path / "o")])
@@ -241,82 +227,10 @@ def test_from_the_command_line(files, server, tmp_path, capsys):
     store = str(tmp_path / "o" / "answers.sqlite")
     main([*files, *options, "--store", store, "--output", str(tmp_path / "other")])
     assert len(server.requests) == 2 * PAIRS
-    written = {"summary.json", "verdicts.jsonl"}
-    assert {path.name for path in (tmp_path / "other").iterdir()} == written
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert stop.value.code == 0 and "EndpointJudge" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "other").iterdir()} == {"summary.json", "verdicts.jsonl"}
 
 
-KILLED = "import sys; from pacmr_lightning.cli import main; main(sys.argv[1:])"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "asked"), [("judge", 48), ("clean-meta", 96)])
-def test_a_killed_command_goes_on(command, asked, files, write, server, tmp_path, forked):
-    """Also clean-meta, whose second judge is under way: it ends as one that was left alone."""
-    pair = {"chosen": " a longer one", "rejected": " one"}
-    pairs = write("pairs.jsonl", [{"id": i, "prompt": f"Post {i}", **pair} for i in range(PAIRS)])
-    source = ["--source=Files", f"--source.train={pairs}", f"--source.validation={pairs}"]
-    options = {
-        "judge": [*files, "--judge=EndpointJudge", "--judge.task=tldr"],
-        "clean-meta": [*source, f"--n={PAIRS}"],
-    }[command]
-    keys = [f"base_url={server.url}", "concurrency=2"]
-    if command == "clean-meta":
-        for model in ("one", "two"):
-            keys_of_judge = ["task=summary", f"model={model}", *keys]
-            options += ["--judges+=EndpointJudge", *(f"--judges.{key}" for key in keys_of_judge)]
-    else:
-        options += [f"--judge.{key}" for key in keys]
-
-    def start(name):
-        name = name if command == "judge" else f"{name}.jsonl"
-        process = forked(KILLED, command, *options, f"--output={tmp_path / name}")
-        return process, tmp_path / name / "verdicts.jsonl" if command == "judge" else tmp_path / name
-
-    # Two at a time: the last two are under way when it is killed.
-    server.script, server.always = [None] * (asked * 2 // 3), "hang"
-    process, file = start("killed")
-    server.wait_for(asked * 2 // 3 + 2)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and len(server.requests) == asked * 2 // 3 + 2
-    assert not file.exists()
-    server.always = None
-    for name in ("killed", "whole"):
-        process, file = start(name)
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-        if name == "killed":
-            # The kill has lost at most the two that were under way.
-            assert asked <= len(server.requests) <= asked + 2
-            kept = file.read_bytes()
-    assert file.read_bytes() == kept and kept.count(b"\n") == PAIRS
-
-
-def test_bad_input(files, write, server, tmp_path):
-    judge = EndpointJudge("tldr", base_url=server.url)
-
-    def fails(sentence, first=files[0], second=files[1], judge=judge, **options):
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match=sentence) as caught:
-            judge_files(first, second, judge, **options)
-        assert str(caught.value).endswith(".") and sorted(tmp_path.rglob("*")) == before
-
-    fails("judge is missing; give --judge EndpointJudge with --judge.task tldr or hh", judge=None)
-    fails("seed is -1", seed=-1)
-    fails("prompt_price is -1.0", prompt_price=-1.0)
-    fails("give both or none", completion_price=1.0)
-    fails("nowhere.jsonl does not exist", second="nowhere.jsonl")
-    fails(r"a.jsonl and .*a.jsonl have the same 24 responses", second=files[0])
-    fails(r"a.jsonl and .*copy.jsonl have the same 24 responses", second=write("copy.jsonl", rows(0)))
-    fails(r"few.jsonl lacks 4 of the 24 ids of .*a.jsonl", second=write("few.jsonl", rows(1)[:20]))
-    fails("b.jsonl, which is a file; name a folder", output=files[1])
-    assert not server.requests
-
-
-def test_one_sentence_and_status_2(files, server, tmp_path, capsys):
+def test_one_sentence_and_status_2(files, write, server, tmp_path, capsys):
     def stops(*arguments):
         with pytest.raises(SystemExit) as stop:
             cli.main(["judge", *arguments])
@@ -330,7 +244,16 @@ def test_one_sentence_and_status_2(files, server, tmp_path, capsys):
     assert "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1" in stops(
         *files, "--judge", "EndpointJudge"
     )
-    assert "there is no class or file Judgge" in stops(*files, "--judge", "Judgge")
+    assert "Judgge is no class that fits here" in stops(*files, "--judge", "Judgge")
+    assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in stops(*files)
+    local = [*files, *endpoint, server.url]
+    assert "give both or none" in stops(*local, "--completion_price", "1")
+    assert "nowhere.jsonl does not exist" in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
+    assert "have the same 24 responses" in stops(files[0], files[0], *endpoint, server.url)
+    few = write("few.jsonl", rows(1)[:20])
+    assert "few.jsonl lacks 4 of the 24 ids of" in stops(files[0], few, *endpoint, server.url)
+    assert "b.jsonl, which is a file; name a folder" in stops(*local, "--output", files[1])
+    assert not server.requests
     told = stops(*files, *endpoint, server.url, "--judge.task", "neither")
     assert "judge.task: expected 'summary', 'dialogue', 'tldr' or 'hh', but got neither" in told
     server.always = (400, {"message": "'temperature' is not supported with this model"})

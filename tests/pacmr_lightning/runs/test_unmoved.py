@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacmr_lightning.runs.unmoved import unmoved
+from pacmr_lightning.runs.folder import unmoved
 
 STILL = {"val/loss": 0.6928, "val/rewards/margins": 0.0007, "val/kl": 2.6e-7}
 

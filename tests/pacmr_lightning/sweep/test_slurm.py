@@ -29,7 +29,7 @@ def commands(tmp_path, monkeypatch):
     """SLURM's commands as scripts: each runs NAME.says, and keeps its words in NAME.words."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("sbatch", "srun", "squeue", "sacct"):
+    for name in ("sbatch", "srun", "squeue"):
         script = f'#!/bin/sh\necho "$@" >> {folder}/{name}.words\n. {folder}/{name}.says\n'
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
@@ -100,9 +100,8 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     for process in tasks:
         process.kill()
     run.wait()
-    say(commands, "squeue", f"{job}|FAILED")
     slurm.refresh(found)
-    assert state_of(first) == "failed" and reason(first).startswith(f"job {job}: its process was killed")
+    assert state_of(first) == "failed" and reason(first).startswith(f"job {job} ended without a record")
 
     Path("go-on").touch()
     for done in ((first, killed), (second, after)):
@@ -120,15 +119,14 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     """One array; the same command shows states, and retries what failed."""
     spec = {"methods": {"dpo": None, "second": SECOND}, "noise_rates": [0.2, 0.3], "devices": 2}
     path = write_sweep(**spec)
-    more = ["--slurm.time", "2:00:00", "--slurm.partition", "gpu", "--slurm.account", "us"]
-    more += ["--slurm.sbatch", '{"mem": "64G"}', "--jobs", "3"]
+    more = ["--slurm.time", "2:00:00", "--slurm.sbatch", '{"partition": "gpu", "mem": "64G"}', "--jobs", "3"]
     words = commands / "sbatch.words"
     say(commands, "sbatch", f"Submitted batch job $((5 + $(wc -l < {words})))")
-    say(commands, "squeue", "6_0|RUNNING", "6_1|PENDING", "6_2|CANCELLED", "6_3|TIMEOUT")
+    say(commands, "squeue", "6_0|RUNNING", "6_1|PENDING", "5|RUNNING", "6_3|PENDING")
     assert sweep(path, *SUBMIT, *more) == 1
     said = "".join(capsys.readouterr())
     (array,) = (Path(line).read_text() for line in words.read_text().split())
-    for line in ("partition=gpu", "account=us", "time=120", "signal=USR2@300", "requeue", "mem=64G"):
+    for line in ("partition=gpu", "time=120", "signal=USR2@300", "requeue", "mem=64G"):
         assert f"#SBATCH --{line}\n" in array
     for line in ("gpus-per-node=2", "array=0-3%3"):
         assert f"#SBATCH --{line}\n" in array
@@ -136,67 +134,43 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     assert "second-noise20-seed0 is not submitted: dpo-noise20-seed0 is not done" in said
     assert "dpo-noise20-seed0 is submitted as job 6_0 (RUNNING)" in said
     assert "dpo-noise30-seed0 is submitted as job 6_1 (PENDING)" in said
-    assert "dpo-noise20-seed1 failed: job 6_2: cancelled (" in said
-    assert "dpo-noise30-seed1 failed: job 6_3: timed out (" in said
+    assert "dpo-noise20-seed1 failed: job 6_2 ended without a record (sacct -j 6_2 may say why)" in said
 
-    # Nothing of it is submitted twice; of a forgotten job the accounting is asked.
-    say(commands, "squeue", "slurm_load_jobs error: Invalid job id specified", status=1, to=">&2")
-    say(commands, "sacct", "6_0|CANCELLED by 0", "6_1|RUNNING")
-    assert sweep(path, *SUBMIT) == 1
-    said = "".join(capsys.readouterr())
-    assert "dpo-noise20-seed0 failed: job 6_0: cancelled" in said
-    assert "dpo-noise30-seed0 is submitted as job 6_1" in said and len(words.read_text().split()) == 1
-    say(commands, "sacct", "Slurm accounting storage is disabled", status=1, to=">&2")
-    assert sweep(path, "--tables_only") == 1
-    assert "dpo-noise30-seed0 failed: job 6_1: SLURM has no record of the job" in "".join(capsys.readouterr())
-
-    say(commands, "squeue", *(f"7_{i}|PENDING" for i in range(4)))
+    # Nothing of it is submitted twice, but what failed is if asked.
+    assert sweep(path, *SUBMIT) == 1 and len(words.read_text().split()) == 1
+    say(commands, "squeue", "6_0|RUNNING", "6_1|PENDING", "6_3|PENDING", "7|PENDING")
     assert sweep(path, *SUBMIT, "--retry_failed") == 0
-    assert "Submitted 4 cells" in "".join(capsys.readouterr())
+    assert "Submitted 1 cells" in "".join(capsys.readouterr())
     say(commands, "squeue", "slurm_load_jobs error: Unable to contact slurm controller", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 0
     said = capsys.readouterr()
     assert "Unable to contact slurm controller; try again later" in said.err
-    assert "dpo-noise30-seed1 is submitted as job 7_3 (SLURM does not answer here)" in said.out
+    assert "dpo-noise20-seed1 is submitted as job 7 (SLURM does not answer here)" in said.out
 
 
 def test_preparations_come_first(write_sweep, commands, capsys):
-    made = {"output": "nowhere", "command": "configs copy nothing x.yaml"}
+    made = {"output": "nowhere", "command": "compare nothing"}
     assert sweep(write_sweep(methods={"dpo": None}, prepare=[made]), *SUBMIT) == 2
     assert "nowhere is missing, which the cells need; make it in a job of its own" in capsys.readouterr().err
     assert not (commands / "sbatch.words").exists()
 
 
-def test_a_killed_run_was_out_of_memory(write_sweep, commands):
-    (cell, *_) = cells(read_sweep(write_sweep()))
-    slurm.state.submitted(cell, "5")
-    slurm.state.prepare(cell, "5")
-    assert slurm.state.end(cell, -signal.SIGKILL)
-    say(commands, "squeue", "5|OUT_OF_MEMORY")
-    assert slurm.refresh([cell]) == {} and reason(cell).startswith("job 5: out of memory; ")
-
-
-def test_what_a_job_runs(write_sweep, monkeypatch):
-    """A cell of another job is left alone."""
+def test_a_job_without_its_gpus(write_sweep, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep())
-    (other, *_) = cells(swept)
+    (cell, *_) = cells(swept)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "3")
-    slurm.state.submitted(other, "4")
-    slurm.Job(swept, other, 60)()
-    assert state_of(other) == "submitted" and not (other.folder / "log.txt").exists()
-    slurm.state.submitted(other, "3")
-    slurm.Job(replace(swept, devices=9), other, 60)()
-    assert state_of(other) == "failed" and reason(other).startswith("1 jobs with 9 GPUs each need 9")
+    slurm.Job(replace(swept, devices=9), cell, 60)()
+    assert state_of(cell) == "failed" and reason(cell).startswith("1 jobs with 9 GPUs each need 9")
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--slurm.partition", "gpu"], "--slurm options have no effect without --launcher slurm"),
+        (["--slurm.time", "2:00:00"], "--slurm options have no effect without --launcher slurm"),
         ([*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30, but it must be at least 0:01:00"),
-        ([*SUBMIT, "--slurm.partition", "x"], "SLURM takes no jobs here: sbatch: error: no partition x"),
+        ([*SUBMIT, "--slurm.sbatch", '{"partition": "x"}'], "no jobs here: sbatch: error: no partition x"),
     ],
 )
 def test_what_is_refused(write_sweep, commands, capsys, options, why):

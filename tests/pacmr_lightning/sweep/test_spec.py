@@ -90,30 +90,27 @@ def test_cells(write_sweep, world):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methodz": {}}, "there is no key methodz; choose one of base, methods"),
-        ({"methods": {"dpo": {"labels": "x"}}}, "method dpo: there is no key labels"),
+        ({"methodz": {"a": 1}}, "methodz.a: unknown option"),
+        ({"methods": {"dpo": {"labels": "x"}}}, "methods.labels: unknown option; did you mean label?"),
         ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
         ({"noise_rates": ["much"]}, "noise_rates: expected float, but got much"),
-        ({"noise_rates": "0.2"}, "noise_rates: expected list, but got 0.2"),
         ({"base": "preference"}, "base: expected list, but got preference"),
         ({"base": ["preferense"]}, "(did you mean preference?)"),
         ({"methods": ["dpo"]}, "methods: expected dict, but got ['dpo']"),
         ({"options": {1: 2}}, "the option 1 is no text; name it as pacmr fit does"),
-        ({"output": None}, "the key output is missing"),
+        ({"output": None}, "output must be given"),
         ({"output": "out/{seed}"}, "output or report has the placeholder {seed}, but it may have none"),
-        ({"seeds": [-1]}, "one of seeds is -1, but it must be at least 0"),
         ({"like": ["x.yaml"]}, "like is ['x.yaml'], but it must be one sweep file"),
         (
             {"options": OPTIONS | {"data.source": {"class_path": "Files", "init_args": {"train": "{sed}"}}}},
             "data.source of the method dpo has the placeholder {sed}, but it may have {seed}, {noise}, "
             "{folder}; write {{sed}} for the text {sed}.",
         ),
-        ({"options": OPTIONS | {"x": "{after}/x"}}, "x of the method dpo has the placeholder {after}"),
         ({"methods": {"dpo": {"first": "audit {run}"}}}, "first of the method dpo has the placeholder {run}"),
         ({"methods": {"dpo": {"first": "audit 'x"}}}, "(No closing quotation)"),
         ({"methods": {"dpo": {"first": "adit x"}}}, "begins with adit, which is no command of pacmr"),
         ({"prepare": ["x"]}, "prepare: expected keys and values, but got 'x'"),
-        ({"prepare": [{"output": "x"}]}, "prepare: the key command is missing"),
+        ({"prepare": [{"output": "x"}]}, "prepare: command must be given"),
         (
             {"prepare": [{"output": "x", "command": "fit --seed_everything {seed}"}]},
             "The command of x has the placeholder {seed}, but it may have {output}",
@@ -127,11 +124,6 @@ def test_cells(write_sweep, world):
             "seed0 cannot fit: global_batch_size is 0",
         ),
         ({"options": OPTIONS | {"trainer.default_root_dir": "x"}}, "is the cell's own folder"),
-        (
-            {"options": OPTIONS | {"checkpoint.dirpath": "x"}},
-            "checkpoint.dirpath of the cell dpo-noise30-seed0",
-        ),
-        ({"options": OPTIONS | {"ckpt_path": "last"}}, "ckpt_path of the cell dpo-noise30-seed0 is last"),
         (
             {"options": OPTIONS | {"trainer.callbacks": [{"class_path": "WeightRecorder"}]}},
             "would write no summary.json, which the tables need; add the callback RunSummary",
@@ -148,16 +140,10 @@ def test_cells(write_sweep, world):
         ({"options": {"data.noise_rate": "{noise}"}}, "would be the same run"),
         (
             {"methods": {"dpo": {"vary": {"data.source.train": ["data/a.jsonl", "data_a.jsonl"]}}}},
-            "data.source.train = data/a.jsonl, seed 0) and the cell (dpo, noise rate 0.3, data.source.train "
-            "= data_a.jsonl, seed 0) would share the folder out/dpo-noise30-traindata_a",
+            "would share the folder out/dpo-noise30-traindata_a",
         ),
         ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
-        (
-            {"methods": {"dpo": {"options": {"model.objective.betta": 1}}}},
-            "model.objective.betta: unknown option; did you mean beta?",
-        ),
         ({"methods": {"dpo": {"options": {"model.objective.beta": 0}}}}, "beta is 0"),
-        ({"methods": {"dpo": {"options": {"modell.beta": 0}}}}, "modell"),
         (
             {
                 "methods": {
@@ -167,10 +153,6 @@ def test_cells(write_sweep, world):
             },
             "The cell mwn-noise30-seed0 would read c.jsonl, which does not exist and which no command of "
             "prepare makes",
-        ),
-        (
-            {"options": OPTIONS | {"data.source": "Files", "data.source.train": "{seed}.jsonl"}},
-            "The cell dpo-noise30-seed0 would read 0.jsonl",
         ),
     ],
 )
@@ -203,9 +185,9 @@ def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    # Those of one task say all that the other's would.
+    # Those of one task, on one device, say all that the others would.
     "path",
-    [pytest.param(name, marks=[pytest.mark.slow] * ("hh_" in name)) for name in SIZES],
+    [pytest.param(name, marks=[pytest.mark.slow] * ("hh" in name or "4gpu" in name)) for name in SIZES],
     ids=str,
 )
 def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
