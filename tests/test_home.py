@@ -90,14 +90,7 @@ def test_a_run_is_found_again(home, capsys):
             "--cleaned=~/new/cleaned.jsonl",
             ["audit/report.html", "new/cleaned.jsonl"],
         ),
-        ("audit ~/runs/x --noise_rate=0.2 --output=~/second", ["second/report.html"]),
-        ("inspect --data=~/pairs.jsonl --tokenizer=~/model --output=~/i.json", ["i.json"]),
-        ("compare ~/runs/x --figure=~/c.png", ["c.png"]),
         ("analyze ~/runs/x --output=~/agree", ["agree/consistency-train.md"]),
-        (
-            "augment --data=~/pairs.jsonl --rewriter Rules --output=~/augmented.parquet",
-            ["augmented.parquet"],
-        ),
     ],
 )
 def test_options_of_tools(home, words, made):

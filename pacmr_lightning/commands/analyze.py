@@ -29,8 +29,6 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
 }
 """Columns of the table of Qu et al., over the rows of ``consistency_by_threshold``."""
-BY_RUN = ("Task", "N", "Binary l1")
-"""Columns that do not depend on the threshold."""
 
 
 def analyze(
@@ -126,15 +124,6 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.2f}"
 
 
-def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Return the cells of the table; values common to a task's rows are only in its first row."""
-    new_task = table["task"].ne(table["task"].shift())
-    return [
-        ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
-        for (_, row), first in zip(table.iterrows(), new_task, strict=True)
-    ]
-
-
 def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, notes: list[str]) -> str:
     """Write all files, and return the text of the Markdown file."""
     from ..analysis.consistency_figure import draw_consistency
@@ -142,9 +131,8 @@ def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, n
     name = f"consistency-{split}"
     write_frame(folder / f"pairs-{split}.parquet", pairs)
     write_frame(folder / f"{name}.csv", table)
-    lines = [
-        "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
-    ]
+    cells = [[cell(row) for cell in COLUMNS.values()] for _, row in table.iterrows()]
+    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells)]
     lines += ["", *(f"- {note}" for note in notes)]
     text = "\n".join(lines) + "\n"
     write_text(folder / f"{name}.md", text)

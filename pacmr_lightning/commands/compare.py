@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -69,12 +69,7 @@ def _accuracy_notes(runs: list[str]) -> Iterator[str]:
             yield f"{run}: accuracy after update {found['val_step']:,} of {found['steps']:,}"
 
 
-def compare(
-    runs: list[str],
-    figure: str | None = None,
-    output: str | None = None,
-    step: int | Literal["last"] = "last",
-) -> None:
+def compare(runs: list[str], figure: str | None = None, output: str | None = None) -> None:
     """Prints a table of finished runs, and draws their learning curves and VNets' weight functions.
 
     With ``output``, unfinished runs are drawn too if the callback VNetSurfaces has saved their surfaces.
@@ -83,7 +78,6 @@ def compare(
         runs: folders of runs.
         figure: file for learning curves and weights, ending in .png or .pdf.
         output: file for the VNets' slopes, offsets and weights, ending in .png or .pdf; both are written.
-        step: policy update of the surfaces; "last" is each run's last one.
 
     Raises:
         UserError: a run has no summary (and no surfaces), or a figure's name another ending.
@@ -102,7 +96,7 @@ def compare(
         for note in [*notes, *_accuracy_notes(finished)]:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:
-        write_surface_page(runs, output, None if step == "last" else step)
+        write_surface_page(runs, output)
         console.print(f"Figure: {output}", highlight=False)
     if figure:
         from ..analysis.learning_curves import draw_learning_curves

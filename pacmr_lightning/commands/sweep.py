@@ -155,10 +155,7 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
 
 
 def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
-    """Parse the cells' arguments as ``pacmr fit`` or ``predict``, once per method and variation.
-
-    Returns configuration and objects by ``Cell.variant``.
-    """
+    """Return parsed arguments and objects of ``pacmr fit`` or ``predict`` by ``Cell.variant``."""
     parsed: dict[str, tuple[Any, Any]] = {}
     seen: set[object] = set()
     for cell in found:

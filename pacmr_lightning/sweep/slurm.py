@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -119,14 +120,18 @@ class Job:
         job, cell = JobEnvironment().job_id, self.cell
         signal.signal(signal.SIGTERM, self._stop)
         os.environ["OMP_NUM_THREADS"] = str(self.sweep.threads)
-        while not self.stopped:
+        for _ in range(60):  # the records are written after the submission
+            if state.job_of(cell):
+                break
+            sleep(1)
+        while not self.stopped and state.state_of(cell) == "submitted" and state.job_of(cell) == job:
             try:
                 status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
             except UserError as error:  # such as too few GPUs
                 state.give_up(cell, str(error))
                 return
-            if not self.stopped and state.end(cell, status):
-                return
+            if not self.stopped:
+                state.end(cell, status)
 
     def _run(self, commands: list[list[str]], log: Path) -> int:
         """Run commands as ``worker.start`` does, and return the exit status."""

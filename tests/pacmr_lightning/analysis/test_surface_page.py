@@ -109,7 +109,7 @@ def test_bad_input(runs, tmp_path):
     with pytest.raises(UserError, match=r"none/summary\.json does not exist"):
         main([runs[0], str(tmp_path / "none"), "--output", page])
     with pytest.raises(UserError, match="no surfaces of step 150; choose one of 100, 200, or last"):
-        main([runs[0], "--output", page, "--step", "150"])
+        write_surface_page([runs[0]], page, 150)
     with pytest.raises(UserError, match=r"must end in .png or .pdf"):
         main([runs[0], "--output", str(tmp_path / "page.svg")])
     (tmp_path / "pacmr-0.4" / "analysis" / "surfaces-step-00200.npz").write_bytes(b"PK\x03\x04 half")

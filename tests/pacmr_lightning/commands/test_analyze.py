@@ -144,7 +144,7 @@ def test_a_file_of_augment_by_rules(run, finished, tmp_path):
     cli.main(["analyze", str(run), "--augmentations", str(output)])
     lines = (run / "analysis/consistency-train.md").read_text().splitlines()
     assert any("0 from the data, 1 by rules" in line for line in lines)
-    assert lines[2].startswith("| tiny, by rules | 1 |") and lines[3].startswith("|  |  |  | 0.6 |")
+    assert all(line.startswith("| tiny, by rules | 1 |") for line in lines[2:5]) and "| 0.6 |" in lines[3]
 
 
 def edit(run, section, **options):

@@ -158,8 +158,6 @@ def test_flags_and_lists(capsys, tmp_path, monkeypatch):
         (["analyze", "a", "b", "--taus", "0.7", "0.9"], {"runs": ["a", "b"], "taus": [0.7, 0.9]}),
         (["analyze", "--config", "options.yaml"], {"runs": ["a", "b"], "taus": [0.6, 0.8]}),
         (["analyze", "a"], {"taus": [0.55, 0.6, 0.7]}),
-        (["compare", "a", "--output", "x.png"], {"step": "last"}),
-        (["compare", "a", "--output", "x.png", "--step", "5"], {"step": 5}),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main([*arguments, "--print_config"])

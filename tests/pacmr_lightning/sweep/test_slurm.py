@@ -155,12 +155,17 @@ def test_preparations_come_first(write_sweep, commands, capsys):
     assert not (commands / "sbatch.words").exists()
 
 
-def test_a_job_without_its_gpus(write_sweep, monkeypatch):
+def test_what_a_job_runs(write_sweep, monkeypatch):
+    """A cell of another job is left alone."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep())
     (cell, *_) = cells(swept)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "3")
+    slurm.state.submitted(cell, "4")
+    slurm.Job(swept, cell, 60)()
+    assert state_of(cell) == "submitted" and not (cell.folder / "log.txt").exists()
+    slurm.state.submitted(cell, "3")
     slurm.Job(replace(swept, devices=9), cell, 60)()
     assert state_of(cell) == "failed" and reason(cell).startswith("1 jobs with 9 GPUs each need 9")
 
