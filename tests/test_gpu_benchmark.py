@@ -39,7 +39,7 @@ def measured(*words: object, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-def test_stages_that_are_asked_for(tmp_path):
+def test_stages_that_are_asked_for(gpu_first, tmp_path, monkeypatch, capsys):
     """What cannot be run is said in one sentence, with status 2; that there is no GPU, in the stage's row."""
     words = [*FIRST, "--output", str(tmp_path)]
     for more, said in (
@@ -47,8 +47,10 @@ def test_stages_that_are_asked_for(tmp_path):
         (["votes", "--device", "cpu"], "needs --text"),
         (["probes", "--earlier", "none.jsonl"], "none.jsonl does not exist"),
     ):
-        found = subprocess.run([*words, *more], capture_output=True, text=True)
-        assert found.returncode == 2 and said in found.stderr and "Traceback" not in found.stderr
+        monkeypatch.setattr(sys, "argv", [*words[1:], *more])
+        with pytest.raises(SystemExit) as stop:
+            gpu_first.main()
+        assert stop.value.code == 2 and said in capsys.readouterr().err
     hidden = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}}
     assert subprocess.run([*words, "probes", "--seconds", "300"], **hidden).returncode == 1
     (row,) = rows(tmp_path / "rows.jsonl").values()
@@ -75,8 +77,7 @@ def test_the_tables(gpu_first, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{gpu_first.BEGIN}\nold\n{gpu_first.END}\nafter\n")
     for _ in range(2):
-        command = [*FIRST, "--write", str(page), "--earlier", str(tmp_path / "rows.jsonl")]
-        subprocess.run(command, check=True)
+        gpu_first.write_page(page, [tmp_path / "rows.jsonl"])
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
         assert text.count("a card; more") == 3  # of each stage
@@ -90,7 +91,9 @@ def test_the_tables(gpu_first, tmp_path):
         ):
             assert line in text
     page.write_text("no marks")
-    assert subprocess.run(command, capture_output=True).returncode == 1 and page.read_text() == "no marks"
+    with pytest.raises(SystemExit):
+        gpu_first.write_page(page, [tmp_path / "rows.jsonl"])
+    assert page.read_text() == "no marks"
 
 
 @pytest.mark.slow

@@ -154,10 +154,10 @@ def test_wandb(config, capsys, monkeypatch):
         return [(step, row[name]) for step, row in zip(steps, rows, strict=True) if name in row]
 
     assert dict(values("train/loss")) == pytest.approx(curves(), rel=1e-6)
+    (folder,) = Path("wandb").glob("offline-run-*-first")
     for name, drawn in DRAWN.items():
         assert [step + 1 for step, _ in values(name)] == drawn
-    (folder,) = Path("wandb").glob("offline-run-*-first")
-    assert len(list(folder.glob("files/media/images/**/*.png"))) == sum(map(len, DRAWN.values()))
+        assert len(list(folder.glob(f"files/media/images/{name}_*.png"))) == len(drawn)
     bins = [values(f"pair_weights/{name}/g") for name in ("unflipped", "flipped")]
     assert [step for ((step, _),) in bins] == [1, 1] and sum(sum(it.histogram) for ((_, it),) in bins) == 16
     tables = [table for _, table in values("responses")]
