@@ -133,5 +133,5 @@ def test_refine_takes_judges(first, tmp_path, capsys):
     assert weights["weight"].to_numpy() == pytest.approx(table["p_majority"][weights["id"]], rel=1e-5)
     with pytest.raises(UserError, match="already holds a second pass with judges"):
         refine(str(first), noise_rate=0.3)
-    with pytest.raises(UserError, match="labels is easiest, which does not use votes"):
+    with pytest.raises(UserError, match="judges is given, but labels is easiest"):
         refine(str(first), str(tmp_path / "new"), "easiest", scorer="dpo", judges=judges)
