@@ -10,7 +10,7 @@ from scipy.special import expit
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.analysis.surface_page import run_names
+from pacmr_lightning.analysis.surface_page import run_names, write_surface_page
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.errors import UserError
