@@ -48,7 +48,7 @@ def test_one_run(runs, tmp_path, capsys):
     plain = tmp_path / "dpo"
     plain.mkdir()
     (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}, "val_accuracy": 0.875}')
-    cli.main(["compare", runs[0], str(plain), "--output", str(tmp_path / "one.png"), "--step", "100"])
+    cli.main(["compare", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
     printed = capsys.readouterr().out
     assert "0.875" in printed and printed.count("pacmr") == 0
     assert {path.name for path in tmp_path.glob("one*")} == {"one.png", "one.pdf"}
