@@ -85,12 +85,8 @@ def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
 
 def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
     """(N,) d . grad l_i in float64, one backward pass per pair."""
-    double = copy.deepcopy(policy).double()
-    return by_pair(double, batch.with_reference(double.reference_log_probs(batch)), direction)
-
-
-def by_pair(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
-    """(N,) d . grad l_i, one backward pass per pair."""
+    policy = copy.deepcopy(policy).double()
+    batch = batch.with_reference(policy.reference_log_probs(batch))
     values = []
     for i in range(len(batch)):
         loss = losses(policy, batch[i : i + 1]).sum()
