@@ -167,11 +167,8 @@ def main() -> None:
                         c = call_of(name, policy, batch, direction)().double()
                         errors.append(float((c / scale - truth).norm() / truth.norm()))
                     found[dtype][name] = errors
-                seconds = (
-                    whole
-                    if name == WHOLE
-                    else median_time(call_of(name, policy, batch, unit), options.device)
-                )
+                call = call_of(name, policy, batch, unit)
+                seconds = whole if name == WHOLE else median_time(call, options.device)
                 peak = in_fresh_process(peak_of, name, folder, dtype, options.device, options.pairs)
                 cells = [f"{error:.1e}" for error in errors] or [""] * len(NORMS)
                 table.add_row(name, *cells, f"{seconds / whole:.2f}", f"{peak:,.0f}")
