@@ -244,10 +244,8 @@ def diagram(found: dict[str, np.ndarray], pairs: pd.DataFrame, prompts: np.ndarr
     for color, (name, u) in zip(COLORS, found.items(), strict=False):
         p = agreement(u, prompts, resamples=0).p
         tenths = np.array_split(np.argsort(p, kind="stable"), 10)
-        expected, measured = (
-            [(1 - p[part]).mean() for part in tenths],
-            [others.share(part) for part in tenths],
-        )
+        expected = [(1 - p[part]).mean() for part in tenths]
+        measured = [others.share(part) for part in tenths]
         axis.plot(expected, measured, marker="o", color=color, label=name)
     axis.set(
         xlim=(0, 0.8),
