@@ -166,7 +166,7 @@ def test_what_is_right(tmp_path):
     found = measured("correct", "runs", "--output", tmp_path, "--seconds", 900)
     assert found.returncode == 0, found.stdout
     every = rows(tmp_path / "rows.jsonl")
-    assert len(every) == 18 and all(row.get("right", True) for row in every.values())
+    assert len(every) == 21 and all(row.get("right", True) for row in every.values())
     shared, plain = (every[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))
     assert 0 < shared["u"] <= 2 * plain["u"] and plain["DPO's gradient"] > 1e-4
 
