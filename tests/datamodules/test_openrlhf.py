@@ -1,5 +1,7 @@
 """``tokenization: openrlhf`` beside OpenRLHF's rules, written here with the tokenizer alone."""
 
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -191,6 +193,12 @@ def test_audit_predict_and_export_use_the_tokens_of_the_run(folder, capsys):
     expected = [margin(row) for row in rows]
     assert max(map(abs, expected)) > 0.1
     assert table.loc[[row["id"] for row in rows]].tolist() == pytest.approx(expected, abs=1e-4)
+    words = f"inspect --source Files --source.train {folder}/rows.jsonl --tokenizer {folder}/model"
+    words += f" --max_length {LENGTH} --tokenization openrlhf --output {folder}/inspect.json"
+    cli.main(words.split())
+    splits = json.loads((folder / "inspect.json").read_text())["splits"].values()
+    for counts in (split["counts"] for split in splits):
+        assert counts["kept"] == counts["cut responses"] > 0
     cli.main(["predict", "--config", f"{run}/config.yaml", "--ckpt_path", f"{run}/checkpoints/last.ckpt"])
     lengths = {row["prompt"]: row["prompt_tokens"] for row in read_lines(run / "generations.jsonl")}
     assert lengths == {row["prompt"]: of_openrlhf(tokenizer, row["prompt"], "", LENGTH)[1] for row in rows}
