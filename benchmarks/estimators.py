@@ -85,12 +85,8 @@ def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
 
 def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
     """(N,) d . grad l_i in float64, one backward pass per pair."""
-    double = copy.deepcopy(policy).double()
-    return by_pair(double, batch.with_reference(double.reference_log_probs(batch)), direction)
-
-
-def by_pair(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
-    """(N,) d . grad l_i, one backward pass per pair."""
+    policy = copy.deepcopy(policy).double()
+    batch = batch.with_reference(policy.reference_log_probs(batch))
     values = []
     for i in range(len(batch)):
         loss = losses(policy, batch[i : i + 1]).sum()
@@ -171,11 +167,8 @@ def main() -> None:
                         c = call_of(name, policy, batch, direction)().double()
                         errors.append(float((c / scale - truth).norm() / truth.norm()))
                     found[dtype][name] = errors
-                seconds = (
-                    whole
-                    if name == WHOLE
-                    else median_time(call_of(name, policy, batch, unit), options.device)
-                )
+                call = call_of(name, policy, batch, unit)
+                seconds = whole if name == WHOLE else median_time(call, options.device)
                 peak = in_fresh_process(peak_of, name, folder, dtype, options.device, options.pairs)
                 cells = [f"{error:.1e}" for error in errors] or [""] * len(NORMS)
                 table.add_row(name, *cells, f"{seconds / whole:.2f}", f"{peak:,.0f}")

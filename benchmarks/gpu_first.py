@@ -165,14 +165,7 @@ def page(found: dict[tuple[str, str], Row]) -> str:
     """Markdown of all rows."""
     parts = []
     product = found.get(("probes", "matrix product"), {}).get("flops")
-    of_updates = [
-        "DPO",
-        "s an update",
-        "TRL's fastest over it",
-        "tokens/s",
-        "share of one product",
-        "peak GiB",
-    ]
+    of_updates = ["DPO", "s an update", "TRL's fastest over it", "tokens/s", "share of one product"]
     for stage in STAGES:
         rows = {name: row for (of, name), row in found.items() if of == stage}
         said = (re.sub(r" load [\d.]+;", "", row.get("machine", "")) for row in rows.values())
@@ -183,7 +176,7 @@ def page(found: dict[tuple[str, str], Row]) -> str:
             result = "not measured" if "error" in row else "right" if row.get("right", True) else "WRONG"
             said = row["error"][:80] if "error" in row else row.get("says", "")
             others.append([name, result, said, str(row["seconds"]), peak_of(row)])
-        tables = table(of_updates, updates_of(turns, product))
+        tables = table([*of_updates, "peak GiB"], updates_of(turns, product))
         tables += table([stage, "", "", "s", "peak GiB"], others)
         parts += [f"#### {stage}", *machines, *tables] if tables else []
     return "\n\n".join(parts)

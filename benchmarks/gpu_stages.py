@@ -20,10 +20,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 import yaml
 from end_with_parent import end_with_parent
-from estimators import ESTIMATORS, by_pair, call_of, exact, prepare
 from flops import needed
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Callback, Trainer
@@ -40,22 +38,18 @@ from timed_runs import (
     write_rows,
     write_tokenizer,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from pacmr_lightning.batch import PairBatch, Segment
-from pacmr_lightning.evaluation.generation import Decoding, respond
-from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules.micro_batch_finder import fit_pairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
-from pacmr_lightning.policy.attention import shared_mask, use_attention
+from pacmr_lightning.policy.attention import use_attention
 from pacmr_lightning.policy.numerics import Recomputed
-from pacmr_lightning.policy.packed_attention import VARLEN, Packing, packed_attention
-from pacmr_lightning.policy.token_layout import shared_rows
+from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
@@ -167,10 +161,8 @@ def flat(tensors: Any) -> Tensor:
 
 
 def probes(place: Place) -> Measured:
-    """The device's ceiling, and attention of packed pairs."""
+    """The device's ceiling."""
     yield "matrix product", partial(matrix_product, place)
-    if place.on_gpu:
-        yield "packed shared prompts", partial(packed_shared_prompts, place)
 
 
 def matrix_product(place: Place) -> Row:
@@ -181,46 +173,10 @@ def matrix_product(place: Place) -> Row:
     return {"flops": rate, "says": f"{rate / 1e12:.3g} TFLOP/s in bf16"}
 
 
-def packed_shared_prompts(place: Place) -> Row:
-    """Attention of packed pairs, which a GPU has, against masked rows."""
-    lengths = LENGTHS[:8]
-    dtype, heads, size = torch.bfloat16, 12, 128
-    columns = [[[2] * n for n in column] for column in zip(*lengths, strict=True)]
-    batch = PairBatch.collate([str(i) for i in range(len(lengths))], *columns)
-    rows = shared_rows(move_data_to_device(batch, place.device))
-    mask = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), dtype)
-    real = rows.segment_ids != Segment.PAD
-    packing = Packing.of(torch.tensor(lengths, device=place.device))
-    torch.manual_seed(0)
-    options = {"dtype": dtype, "device": place.device, "requires_grad": True}
-    inputs = [torch.randn(*real.shape, heads, size, **options) for _ in "qkv"]
-
-    def masked() -> Tensor:
-        rows = (x.transpose(1, 2) for x in inputs)
-        return F.scaled_dot_product_attention(*rows, attn_mask=mask).transpose(1, 2)[real]
-
-    tokens = [x.detach()[real].requires_grad_() for x in inputs]
-
-    def packed() -> Tensor:
-        row = (x.transpose(0, 1)[None] for x in tokens)
-        return packed_attention(nn.Identity(), *row, None, packing)[0][0]
-
-    values, said = [], []
-    for way, of in ((masked, inputs), (packed, tokens)):
-        out = way()
-        gradients = torch.autograd.grad(out.square().sum(), of)
-        values.append(flat([out, *(g[real] if of is inputs else g for g in gradients)]))
-        took = median_time(lambda way=way, of=of: torch.autograd.grad(way().sum(), of), place.device)
-        said.append(f"{way.__name__} {1e3 * took:.3g} ms")
-    error = off(values[1], values[0])
-    return {"right": error <= 2e-2, "says": f"differ by {error:.1e}; {', '.join(said)}"}
-
-
 # --- correctness ------------------------------------------------------------------------------------------
 
 FLOAT32_ERROR = 1e-3
 """Accepted relative error of a gradient in fp32: sums in another order, no TF32."""
-ANSWERS, ANSWER_TOKENS = 12, 24
 DTYPES = "float32", "bfloat16"
 
 
@@ -265,43 +221,11 @@ class Correctness(Bench):
         for dtype, way in product(dtypes, ways):
             yield f"{of}: {way}, {dtype}", partial(self.check, dtype, way)
 
-    def estimators(self, dtype: str) -> Row:
-        """Relative errors of c against float64, d_meta of length 1; the ghost's is held to single pairs'."""
-        policy, batch, direction = prepare(str(self.folder), dtype, self.device, 8)
-        truth = exact(policy, batch, direction)
-        errors = {name: off(call_of(name, policy, batch, direction)(), truth) for name in ESTIMATORS}
-        rounded = off(by_pair(policy, batch, direction), truth)
-        right = errors["ghost dot product"] <= max(FLOAT32_ERROR, 2 * rounded)
-        return {"right": right, "says": ", ".join(f"{name} {error:.1e}" for name, error in errors.items())}
-
-    def generation(self) -> Row:
-        """Greedy answers in fp32 of a batch of prompts of many lengths, against each prompt's alone."""
-        policy = self.policy("sdpa, auto", "float32").eval()
-        data = make_data(self.folder, self.shape)
-        tokenizer, step = data.tokenizer, 15 if self.on_gpu else 1
-        rows = data.train_pairs.rows[:ANSWERS]
-        prompts = [ids[: 5 + step * i] for i, ids in enumerate(rows["prompt_ids"])]
-
-        def answers(*places: int) -> list[str]:
-            tokens = [prompts[i] for i in places]
-            columns = (list(map(str, places)), tokenizer.batch_decode(tokens), tokens)
-            batch = PromptBatch.collate(*columns, pad_id=tokenizer.pad_token_id)
-            batch = move_data_to_device(batch, self.device)
-            return [a.text for a in respond(policy, tokenizer, batch, ANSWER_TOKENS, Decoding())]
-
-        together = answers(*range(ANSWERS))
-        same = sum(answers(i) == [together[i]] for i in range(ANSWERS))
-        # Rounding may decide between two tokens of a random model.
-        return {"right": same >= ANSWERS - 1, "says": f"{same} of {ANSWERS} answers are the same in a batch"}
-
 
 def correct(place: Place) -> Measured:
-    """Gradients, estimators and generation."""
+    """Gradients."""
     ways = Correctness(place, "small", 16, *DTYPES)
     yield from ways.rows(PLAIN, SHARED, PACKED, HALF_LORA, BOTH)
-    for dtype in DTYPES:
-        yield f"estimators: {dtype}", partial(ways.estimators, dtype)
-    yield "generation", ways.generation
     del ways
     deep = Correctness(place, "1.5B" if place.on_gpu else "tiny", 16, *DTYPES)
     deep.recomputed = True  # fp32 activations of 28 layers
@@ -399,8 +323,6 @@ def pacmr(folder: Path, words: str) -> None:
 
 PAIRS, META_PAIRS, COUNTED = 32, 64, 3
 SETTINGS: dict[str, tuple[Recomputed, int]] = {
-    "recomputed": (True, MICRO_BATCH),
-    "recomputed, 32 at once": (True, 32),
     "selective, 32 at once": ("selective", 32),
     "kept, 4 at once": (False, 4),
     "kept, 8 at once": (False, 8),

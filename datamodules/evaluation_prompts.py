@@ -17,7 +17,7 @@ from .chat import decode_messages, render
 from .row_values import values_of
 from .sampling import stratified_sample
 from .sources import Source
-from .tokenizer import prompt_tokens
+from .tokenizer import Tokenization, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def prompt_loader(
     prompts: list[EvaluationPrompt],
     tokenizer: PreTrainedTokenizerBase,
     *,
+    tokenization: Tokenization,
     max_length: int,
     batch_size: int,
     world_size: int,
@@ -88,7 +89,7 @@ def prompt_loader(
 ) -> DataLoader[PromptBatch]:
     """Return a loader of ``PromptBatch``, each prompt once; over ``max_length`` tokens they are left out."""
     texts = [prompt.rendered(tokenizer) for prompt in prompts]
-    tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
+    tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts], tokenization)
     places = [place for place, ids in enumerate(tokens) if 0 < len(ids) <= max_length]
     if not places:
         raise UserError(

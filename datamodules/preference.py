@@ -31,7 +31,7 @@ from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, che
 from .token_columns import row_bytes, tokens_digest
 from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model
-from .tokenizer import load_tokenizer
+from .tokenizer import Tokenization, load_tokenizer
 
 _TEXTS = "texts of the training pairs"
 """Name of their hash in ``fit_options``."""
@@ -49,6 +49,8 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         source: where the pairs come from.
         tokenizer: a model's folder or Hub id.
         max_length: tokens of a prompt with its longer response; longer pairs are dropped and counted.
+        tokenization: "openrlhf" for OpenRLHF's rules: no BOS but that of a text or template, a space and EOS
+            after a response, long responses cut at max_length, prompts over max_length - 3 dropped.
         global_batch_size: pairs of an optimizer step, over all ranks.
         validation_batch_size: pairs (or prompts, for predict) of an evaluation step, over all ranks.
         meta_every: optimizer steps between two meta-batches (the weighting's ``every``); None for no
@@ -86,6 +88,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         source: Source,
         tokenizer: str,
         max_length: int = 768,
+        tokenization: Tokenization = "default",
         global_batch_size: int = 32,
         validation_batch_size: int = 32,
         meta_every: int | None = None,
@@ -133,6 +136,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """r(prompt, response) of the source, or None if unknown."""
         self.tokenizer_name = str(tokenizer)
         self.max_length = max_length
+        self.tokenization = tokenization
         self.global_batch_size = global_batch_size
         self.validation_batch_size = validation_batch_size
         self.meta_every = meta_every
@@ -237,7 +241,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                         f"training {what} of {self.source.name}; write augmented prompts for these "
                         "with pacmr augment."
                     )
-        return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views)
+        return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views, self.tokenization)
 
     @property
     def _rewords(self) -> bool:
@@ -425,6 +429,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         return prompt_loader(
             self._prompts,
             self.tokenizer,
+            tokenization=self.tokenization,
             max_length=self.predict_max_length,
             batch_size=max(1, self.validation_batch_size // world_size),
             world_size=world_size,

@@ -23,7 +23,7 @@ from .sources import Completions
 from .stream import RemainingRows, StepLoader
 from .token_columns import check_readable, row_lengths, tokens_digest
 from .tokenization import Counts, summary_line, token_warnings, tokenize_completions
-from .tokenizer import load_tokenizer
+from .tokenizer import Tokenization, load_tokenizer
 from .train_tokenizer import train_tokenizer
 
 _COLUMNS = ("prompt_ids", "completion_ids")
@@ -43,6 +43,8 @@ class SFTDataModule(LightningDataModule):
         vocab_size: tokens of the trained tokenizer at most, at least 259; given exactly where ``tokenizer``
             is None.
         max_length: tokens of a prompt with its completion and EOS.
+        tokenization: "openrlhf" for OpenRLHF's rules: no BOS but that of a text or template, a space and EOS
+            after a completion, long completions cut at max_length, prompts over max_length - 3 dropped.
         batch_size: rows of a batch, per step and rank.
         seed: order of the training rows, which are shuffled anew in each epoch.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
@@ -58,6 +60,7 @@ class SFTDataModule(LightningDataModule):
         tokenizer: str | None = None,
         vocab_size: int | None = None,
         max_length: int = 768,
+        tokenization: Tokenization = "default",
         batch_size: int = 32,
         seed: int = 42,
         num_workers: int = 0,
@@ -76,6 +79,7 @@ class SFTDataModule(LightningDataModule):
         self.tokenizer_name: str | None = expanded(tokenizer)
         self.vocab_size = vocab_size
         self.max_length = max_length
+        self.tokenization = tokenization
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -101,7 +105,7 @@ class SFTDataModule(LightningDataModule):
     @cached_property
     def _tokenized(self) -> dict[str, tuple[Dataset, Counts]]:
         return {
-            split: tokenize_completions(texts, self.tokenizer, self.max_length)
+            split: tokenize_completions(texts, self.tokenizer, self.max_length, self.tokenization)
             for split, texts in self._texts.items()
         }
 

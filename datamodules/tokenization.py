@@ -1,11 +1,11 @@
-"""Token ids of rows; unusable rows are dropped, never cut. Label noise comes later, in the batches."""
+"""Token ids of rows; unusable rows are dropped. Label noise comes later, in the batches."""
 
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from datasets import Dataset, Features, List, Value
@@ -28,7 +28,7 @@ from .chat import (
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
 from .row_values import response_text
 from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
-from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
+from .tokenizer import LEAST, Tokenization, cut, prompt_tokens, response_tokens, tokenizer_digest
 
 _LAYOUT = 13
 """Part of the cache's key; raise it when the same rows give other tokens."""
@@ -56,7 +56,9 @@ TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
 SPECIAL = "special tokens"
 """Count of kept rows with a special token of the tokenizer inside of a text."""
-ODDITIES = (CHANGED, TWO_BOS, SPECIAL)
+CUT = "cut responses"
+"""Count of kept rows with a response that ``max_length`` cuts, by OpenRLHF's rules."""
+ODDITIES = (CHANGED, TWO_BOS, SPECIAL, CUT)
 """Oddities of a kept row's tokens."""
 
 
@@ -98,10 +100,11 @@ def tokenize_pairs(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     augmentations: Augmentations | None = None,
+    tokenization: Tokenization = "default",
 ) -> tuple[Dataset, Counts]:
     """Return the pairs that can be trained on as token ids, and counts.
 
-    ``texts`` is a hash of prompt and responses as found. Responses end in one EOS, and ``augmented_ids`` are
+    ``texts`` is a hash of prompt and responses as found. Responses end in EOS, and ``augmented_ids`` are
     empty where ``has_augmented_prompt`` is false; ``by_rules`` marks those that rules made.
     ``flipped`` (1, 0, or -1 if unknown) and ``OWN_NUMBERS`` refer to the label as found, and a tie is half a
     vote for and half a vote against it. The counts are ``rows``,
@@ -115,8 +118,8 @@ def tokenize_pairs(
     tokenized, counts = _tokenize(
         "pairs",
         rows,
-        {"tokenizer": tokenizer, "max_length": max_length, "augmentations": augmentations},
-        _tokenize_pairs,
+        {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization},
+        partial(_tokenize_pairs, augmentations=augmentations),
         _PAIRS,
         [rewording.VERSION, given],
     )
@@ -125,10 +128,13 @@ def tokenize_pairs(
 
 
 def tokenize_completions(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    tokenization: Tokenization = "default",
 ) -> tuple[Dataset, Counts]:
-    """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (one EOS at the end), and counts."""
-    options = {"tokenizer": tokenizer, "max_length": max_length}
+    """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (EOS at the end), and counts."""
+    options = {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization}
     return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
 
 
@@ -142,7 +148,8 @@ def _tokenize(
 ) -> tuple[Dataset, Counts]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     say_what_the_template_leaves_out(tokenizer, rows)
-    state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), max_length, *key]
+    rules = [max_length, options["tokenization"]]
+    state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), *rules, *key]
     tokenized = rows.map(
         batch,
         batched=True,
@@ -187,6 +194,7 @@ def _tokenize_rows(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    tokenization: Tokenization,
     views: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
     """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch.
@@ -217,21 +225,29 @@ def _tokenize_rows(
         found.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
     # All sides at once, so that a prompt is encoded once.
-    encoded = response_tokens(
-        tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
-    )
-    all_ids = prompt_tokens(tokenizer, [*prompts, *views], rows["chat"] * (2 if views else 1))
+    answers_of_sides = [row[side].response for side in range(count) for row in texts]
+    encoded = response_tokens(tokenizer, prompts * count, answers_of_sides, tokenization)
+    is_chat = rows["chat"] * (2 if views else 1)
+    all_ids = prompt_tokens(tokenizer, [*prompts, *views], is_chat, tokenization)
     ids = all_ids[: len(prompts)]
+    least, cuts = 0, [False] * len(texts)
+    if tokenization == "openrlhf":
+        least, eos = LEAST, tokenizer.eos_token_id
+        room = [max(least, max_length - len(prompt_ids)) for prompt_ids in ids] * count
+        long = [len(answer) > most for answer, most in zip(encoded, room, strict=True)]
+        cuts = [any(long[row :: len(texts)]) for row in range(len(texts))]
+        encoded = [cut(answer, most, eos) for answer, most in zip(encoded, room, strict=True)]
     responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
-    for (reason, odd), row, prompt_ids, *answers in zip(found, texts, ids, *responses, strict=True):
-        out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length))
+    rows_found = zip(found, texts, cuts, ids, *responses, strict=True)
+    for (reason, odd), row, is_cut, prompt_ids, *answers in rows_found:
+        out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length, least))
         changes = [CHANGED] * any(side.changed for side in row)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
-        out["odd"].append([*changes, *twice, *[SPECIAL] * odd])
+        out["odd"].append([*changes, *twice, *[SPECIAL] * odd, *[CUT] * is_cut])
     return out
 
 
@@ -245,9 +261,12 @@ def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _tokenize_completions(
-    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    tokenization: Tokenization,
 ) -> dict[str, list[Any]]:
-    out = _tokenize_rows(SFT, rows, tokenizer, max_length)
+    out = _tokenize_rows(SFT, rows, tokenizer, max_length, tokenization)
     return {name: out[name] for name in _COMPLETIONS}
 
 
@@ -255,6 +274,7 @@ def _tokenize_pairs(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    tokenization: Tokenization,
     augmentations: Augmentations | None,
 ) -> dict[str, list[Any]]:
     views, by_rules = [], []
@@ -271,7 +291,7 @@ def _tokenize_pairs(
         if chat and reason is None:
             view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], options).prompt
         views.append(view)
-    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length, views)
+    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length, tokenization, views)
     view_ids = out.pop("view_ids")
     known = [
         0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt
@@ -296,7 +316,7 @@ def _tokenize_pairs(
     }
 
 
-def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int) -> str | None:
+def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int, least: int) -> str | None:
     # One token is EOS alone: the tokenizer made nothing of the text.
     if min(map(len, responses)) == 1:
         return _EMPTY[len(responses)]
@@ -304,7 +324,7 @@ def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int)
         return "equal responses"
     if not prompt:
         return "empty prompt"
-    return "too long" if len(prompt) + max(map(len, responses)) > max_length else None
+    return "too long" if len(prompt) + max(least, *map(len, responses)) > max_length else None
 
 
 @lru_cache(maxsize=1000)
@@ -347,6 +367,8 @@ def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pai
     parts = [f"{counts['kept']} of {counts['rows']} {noun} kept"]
     if dropped:
         parts.append(f"dropped: {', '.join(dropped)}")
+    if CUT in counts:
+        parts.append(f"{counts[CUT]} cut at max_length")
     if counts.get("flipped"):
         parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
     if "easiest" in counts:

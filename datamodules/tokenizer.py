@@ -4,6 +4,7 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftConfig
@@ -14,6 +15,12 @@ from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import expanded
 from pacmr_lightning.policy.chat_template import end_tokens
 from pacmr_lightning.policy.hub_access import locate
+
+Tokenization = Literal["default", "openrlhf"]
+"""Whose rules make rows to tokens: the project's, or those of OpenRLHF's datasets."""
+
+LEAST = 3
+"""Tokens that a prompt must leave of ``max_length``, by OpenRLHF's rules."""
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -58,10 +65,16 @@ def _holds(place: str, file: str) -> bool:
 
 
 def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompts: list[str], chat: Sequence[bool] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    chat: Sequence[bool] | None = None,
+    tokenization: Tokenization = "default",
 ) -> list[list[int]]:
-    """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing."""
-    before = _added_before(tokenizer)
+    """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing.
+
+    With OpenRLHF's rules no prompt gets BOS.
+    """
+    before = [] if tokenization == "openrlhf" else _added_before(tokenizer)
     chat = [False] * len(prompts) if chat is None else chat
     return [
         ids if is_chat or ids[: len(before)] == before else [*before, *ids]
@@ -70,19 +83,27 @@ def prompt_tokens(
 
 
 def response_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompts: list[str], responses: list[str]
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    responses: list[str],
+    tokenization: Tokenization = "default",
 ) -> list[list[int]]:
     """Return the token ids of responses after their prompts, each with one end token.
 
     The ids are those that follow the prompt's in prompt + response, so that a SentencePiece tokenizer adds no
     space, as in TRL. If a token spans the boundary, TRL cuts the prompt before it; here the response is
     encoded apart, so the prompt keeps the tokens of ``predict``. A response that ends in none of
-    ``end_tokens`` gets EOS; of several, the chat template's is kept.
+    ``end_tokens`` gets EOS; of several, the chat template's is kept. OpenRLHF instead strips newlines from
+    the end and adds a space and EOS, as text, where the response does not end in EOS.
     """
     ends = end_tokens(tokenizer)
     marks = tuple(tokenizer.convert_ids_to_tokens(ends))
-    # A newline after the end of a turn is not trained on.
-    responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
+    if tokenization == "openrlhf":
+        eos, responses = tokenizer.eos_token, [text.rstrip("\n") for text in responses]
+        responses = [text if text.endswith(eos) else f"{text} {eos}" for text in responses]
+    else:
+        # A newline after the end of a turn is not trained on.
+        responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
     pairs = list(zip(prompts, responses, strict=True))
     prompt_ids = _encode(tokenizer, prompts)
     whole = _encode(tokenizer, [prompt + response for prompt, response in pairs])
@@ -90,7 +111,14 @@ def response_tokens(
     apart = [i for i, ids in enumerate(found) if ids is None]
     for i, ids in zip(apart, _encode_apart(tokenizer, [responses[i] for i in apart]), strict=True):
         found[i] = ids
+    if tokenization == "openrlhf":
+        return [ids for ids in found if ids is not None]
     return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
+
+
+def cut(ids: list[int], length: int, eos: int) -> list[int]:
+    """Return the first ``length`` ids of a response; OpenRLHF overwrites the last one with EOS."""
+    return [*ids[:length][:-1], eos]
 
 
 def _following(before: list[int], whole: list[int]) -> list[int] | None:

@@ -6,9 +6,20 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 os.environ.setdefault("MPLBACKEND", "agg")
+
+
+def write_png(figure: Figure, path: str, dpi: float | str = "figure") -> None:
+    """Write a PNG whole or not at all."""
+    from pacmr_lightning.files import replacing
+
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format="png")
 
 
 def command(name: str, function: Callable[..., Any]) -> Callable[..., None]:

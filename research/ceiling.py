@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.embedded_world import ATTRIBUTES, RESPONSE_WORDS, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import check_writable, replacing
+from pacmr_lightning.files import check_writable, write_frame
 from pacmr_lightning.policy.base_model import load_base
 
 from . import command
@@ -71,8 +71,7 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
     optimal = ceiling(*both).rename(columns={"b": "parameter"}).assign(curve="optimal")
     best = best_of_n(*both).rename(columns={"n": "parameter"}).assign(curve="best of n")
     table = pd.concat([optimal, best])[["curve", "parameter", "kl", "reward"]]
-    with replacing(output) as temporary:
-        table.to_csv(temporary, index=False)
+    write_frame(output, table)
     reference = best.loc[best["parameter"] == 1, "reward"].item()
     print(
         f"{output}: the reference has {reference:.2f}, and no policy more than "

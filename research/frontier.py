@@ -9,7 +9,7 @@ method gets. Its tuning seeds run first; of the other seeds only the best option
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from scipy.stats import t, ttest_rel
 
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing, save_figure
+from pacmr_lightning.files import save_figure
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.figures import COLORS, MARKERS
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
@@ -31,7 +31,7 @@ from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state_of
 from pacmr_lightning.sweep.tables import Entry, Table, Value, write
 
-from . import command
+from . import command, write_png
 from .ceiling import reward_ceiling
 
 MATCHED = ("gold_reward", "gold_accuracy")
@@ -169,8 +169,7 @@ def draw_kept(sweep: Sweep, frontier: Frontier, numbers: str | None, figure: str
     frame = frame.assign(row=frame["method"] + frame["beta"].map(" {:g}".format))
     frame = frame[frame["noise"].isin(sweep.noise_rates)]
     drawn = draw_frontier(sweep, replace(frontier, ceiling=None), frame, "gold_reward")
-    with replacing(figure) as temporary:
-        drawn.savefig(temporary, dpi=200, format="png")
+    write_png(drawn, figure, 200)
 
 
 def measures(frame: pd.DataFrame) -> list[str]:
@@ -412,22 +411,28 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     return page
 
 
-def _columns(table: pd.DataFrame, keys: Sequence[str]) -> list[tuple[float, ...]]:
-    return sorted(table[["noise", *keys]].drop_duplicates().itertuples(index=False, name=None))
-
-
-def _headings(columns: Sequence[tuple[float, ...]]) -> list[tuple[str, str]]:
-    return [
+def _cells(
+    sweep: Sweep,
+    frontier: Frontier,
+    table: pd.DataFrame,
+    keys: Sequence[str],
+    entry: Callable[[pd.Series], Entry],
+) -> tuple[list[tuple[str, str]], list[list[Entry]]]:
+    """Return headings by noise rate and KL, and of each method its block, label and entries."""
+    by = ["noise", *keys]
+    columns = sorted(table[by].drop_duplicates().itertuples(index=False, name=None))
+    headings = [
         (f"{noise:.0%} flipped" if key else "", f"{key[0]:g} nats" if key else f"{noise:.0%} flipped")
         for noise, *key in columns
     ]
-
-
-def _at(table: pd.DataFrame, method: str, keys: Sequence[str], column: tuple[float, ...]) -> pd.DataFrame:
-    same = table["method"].eq(method)
-    for key, value in zip(["noise", *keys], column, strict=True):
-        same &= table[key].eq(value)
-    return table[same]
+    found = {(row["method"], *row[by]): entry(row) for _, row in table.iterrows()}
+    known = [name for name in sweep.methods if name in set(table["method"])]
+    rows = [
+        [frontier.block_of(name), sweep.methods[name].label or name]
+        + [found.get((name, *column), "") for column in columns]
+        for name in known
+    ]
+    return headings, rows
 
 
 def _values(
@@ -440,22 +445,15 @@ def _values(
     measure: str,
 ) -> Table:
     """Return methods in blocks of the knowledge that they are given; the best of each block is bold."""
-    columns = _columns(numbers, keys)
-    rows: list[list[Entry]] = []
     best = numbers.groupby(["given", "noise", *keys])[measure].transform("max")
-    for method in [name for name in sweep.methods if name in set(numbers["method"])]:
-        entries: list[Entry] = []
-        for column in columns:
-            found = _at(numbers, method, keys, column)
-            if found.empty:
-                entries.append("")
-                continue
-            row = found.iloc[0]
-            is_best = bool(row[measure] == best[found.index[0]])
-            entries.append(Value(row[measure], row[f"{measure}_stderr"], NUMBERS[measure].digits, is_best))
-        rows.append([frontier.block_of(method), sweep.methods[method].label or method, *entries])
+    digits = NUMBERS[measure].digits
+
+    def entry(row: pd.Series) -> Entry:
+        return Value(row[measure], row[f"{measure}_stderr"], digits, bool(row[measure] == best[row.name]))
+
+    columns, rows = _cells(sweep, frontier, numbers, keys, entry)
     caption = f"{NUMBERS[measure].heading} of each method {words}; mean ± standard error over seeds"
-    return Table(f"{name}-{measure}", caption, [("", "Given"), ("", "Method"), *_headings(columns)], rows)
+    return Table(f"{name}-{measure}", caption, [("", "Given"), ("", "Method"), *columns], rows)
 
 
 def _gaps(
@@ -470,21 +468,15 @@ def _gaps(
 ) -> Table:
     """The subject minus each other method, with 95% intervals."""
     part = gaps[gaps["measure"].eq(measure)]
-    columns = _columns(part, keys)
-    rows: list[list[Entry]] = []
-    for method in [name for name in sweep.methods if name in set(part["method"])]:
-        entries: list[Entry] = []
-        for column in columns:
-            found = _at(part, method, keys, column)
-            entries.append("" if found.empty else _interval(found.iloc[0], NUMBERS[measure].digits))
-        rows.append([frontier.block_of(method), sweep.methods[method].label or method, *entries])
+    digits = NUMBERS[measure].digits
+    columns, rows = _cells(sweep, frontier, part, keys, lambda row: _interval(row, digits))
     subject = sweep.methods[frontier.subject].label or frontier.subject
     caption = (
         f"{NUMBERS[measure].heading}: {subject} minus each method {words}, paired over seeds, with 95% "
         f"intervals; bold: p < {SURE} after Holm's correction over this table"
         f"{' and its twin' if len(names) > 1 else ''}"
     )
-    headings = [("", "Given"), ("", f"{subject} minus"), *_headings(columns)]
+    headings = [("", "Given"), ("", f"{subject} minus"), *columns]
     return Table(f"{name}-{measure}-differences", caption, headings, rows)
 
 

@@ -23,13 +23,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pacmr_lightning.audit.linear_probe import mirror_signs
 
 from . import command
+from .votes import SIDES, state_differences
 
 DRAWS = 5
 """Halves of the debates, and clean pairs from the other half."""
 
 
 def label_influence(
-    file: str, *, model: str, variance: float = 1e-4, clean: tuple[int, ...] = (50, 200, 1000)
+    file: str,
+    *,
+    model: str,
+    variance: float = 1e-4,
+    clean: tuple[int, ...] = (50, 200, 1000),
+    folder: str = "runs/votes",
 ) -> None:
     """Print AUROCs for labels that most other votes contradict.
 
@@ -38,15 +44,16 @@ def label_influence(
         model: folder of the base model.
         variance: prior variance of the probe's weights; influence ranks worse with larger ones.
         clean: numbers of pairs whose majority is known.
+        folder: keeps states of models, as for ``research.votes``.
     """
     pairs = pd.read_json(file, lines=True, dtype=False)
     decided = pairs["flipped"].notna().to_numpy()
     wrong = pairs["flipped"].eq(True).to_numpy()
-    chosen, rejected, tokens = (np.stack(part) for part in zip(*states(model, pairs), strict=True))
+    chosen, rejected, tokens = (np.stack(part) for part in zip(*last_states(model, pairs), strict=True))
     print_table = Console(width=160).print
     rows = {}
     for name, factor in (("CHES", tokens), ("CHES, length-normalised", np.ones_like(tokens))):
-        a, b = chosen[:, 1] * factor[:, :1], rejected[:, 1] * factor[:, 1:]
+        a, b = chosen * factor[:, :1], rejected * factor[:, 1:]
         rows[name] = ((a * b).sum(1) - (a * a).sum(1))[decided]
     lengths = pairs[["chosen", "rejected"]].map(len)[decided]
     rows["the shorter response"] = (lengths["rejected"] - lengths["chosen"]).to_numpy()
@@ -55,7 +62,7 @@ def label_influence(
         all_pairs = roc_auc_score(wrong[decided], score)
         print_table(f"{name}: {all_pairs:.3f}, at similar length "
                     f"{roc_auc_score(wrong[decided][similar], score[similar]):.3f}")  # fmt: skip
-    x = (chosen - rejected)[:, 0].astype(float)
+    x = state_differences(model, pairs, folder).astype(float)
     x /= np.sqrt((x**2).mean(0))
     debates = pd.factorize(pairs["prompt"].str.extract(r"Debate: (.*)")[0])[0]
     found = [
@@ -67,19 +74,18 @@ def label_influence(
     print_table(table.agg(["mean", "std"]).round(3).T.to_string(), highlight=False)
 
 
-def states(model: str, pairs: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, tuple[int, int]]]:
-    """Return of each pair (2, H) means of middle and last states of both responses, and their tokens."""
+def last_states(model: str, pairs: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, tuple[int, int]]]:
+    """Return of each pair (H,) means of the last states of both responses, and their tokens."""
     tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     network.eval()
     found = {}
-    keys = [list(zip(pairs["prompt"], pairs[side], strict=True)) for side in ("chosen", "rejected")]
+    keys = [list(zip(pairs["prompt"], pairs[side], strict=True)) for side in SIDES]
     for prompt, text in tqdm(dict.fromkeys(keys[0] + keys[1]), desc="States"):
         start = tokenizer(prompt).input_ids
         end = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         with torch.no_grad():
-            layers = network(torch.tensor([start + end]), output_hidden_states=True).hidden_states
-        means = [layers[i][0, len(start) - 1 : -1].mean(0).numpy() for i in (len(layers) // 2, -1)]
-        found[prompt, text] = np.stack(means), len(end)
+            last = network.base_model(torch.tensor([start + end])).last_hidden_state[0]
+        found[prompt, text] = last[len(start) - 1 : -1].mean(0).numpy(), len(end)
     both = ((found[a], found[b]) for a, b in zip(*keys, strict=True))
     return [(a, b, (n, m)) for (a, n), (b, m) in both]
 

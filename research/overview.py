@@ -15,9 +15,8 @@ from matplotlib.axes import Axes
 
 from pacmr_lightning.analysis.distribution_figure import GROUPS, weights_by_flip
 from pacmr_lightning.analysis.surface import Surface, load_surface
-from pacmr_lightning.files import replacing
 
-from . import command
+from . import command, write_png
 
 NUMBERS = Path(__file__).parent / "numbers"
 FILES = {"frontier-report": (0.2, 0.3, 0.4), "told-nothing-report": (0.1,), "noise-kinds-report": (0.0,)}
@@ -114,8 +113,7 @@ def overview(run: str, *, figure: str) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8.5)
-    with replacing(figure) as temporary:
-        drawing.savefig(temporary, format="png")
+    write_png(drawing, figure)
     plt.close(drawing)
 
 

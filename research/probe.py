@@ -1,7 +1,7 @@
 """AUROC of a linear probe of a base model for injected label noise, by noise rate and number of pairs.
 
     python -m research.probe path/to/model --source AnthropicHH --source.path hh-rlhf \
-      --source.subsets '[harmless-base]' --figure probe.png
+      --source.subsets '[harmless-base]'
     python -m research.probe path/to/model --source TLDR --source.path tldr --lengths_by other/model \
       --max_length 300 --per_prompt 3 --most 400 --numbers '[300]' --output rows.csv
 
@@ -12,7 +12,6 @@ The model runs once. Several models see the same pairs where ``lengths_by`` name
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from rich.console import Console
@@ -24,7 +23,7 @@ from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import write_frame
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.numerics import AskedDtype
 
@@ -49,9 +48,8 @@ def probe(
     per_prompt: int | None = None,
     most: int | None = None,
     output: str | None = None,
-    figure: str | None = None,
 ) -> None:
-    """Measure, print a table and draw a figure.
+    """Measure, and print a table.
 
     Args:
         model: folder or Hub id of the base model.
@@ -66,7 +64,6 @@ def probe(
         per_prompt: pairs of one prompt at most; all by default.
         most: pairs that are drawn before anything else; all by default.
         output: CSV with a row per repetition.
-        figure: PNG to draw to.
     """
     tokenizer = load_tokenizer(lengths_by or model)
     read = source.load_all()
@@ -95,12 +92,9 @@ def probe(
         rows += [measured(differences, prompts, share, n, seed) for seed in range(repetitions)]
     table = pd.DataFrame(rows)
     if output is not None:
-        with replacing(output) as temporary:
-            table.to_csv(temporary, index=False)
+        write_frame(output, table)
     means = table.groupby(["flips", "pairs"])[list(MEASURES)].agg(["mean", "std"])
     Console().print(means.round(3).to_string(), highlight=False)
-    if figure is not None:
-        _draw(means["auroc"], figure)
 
 
 def measured(
@@ -124,23 +118,6 @@ def measured(
         "agreement": (score > 0).mean(),
         "injected": flipped.mean(),
     }
-
-
-def _draw(auroc: pd.DataFrame, path: str) -> None:
-    drawing, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
-    colors = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for i, (color, (share, part)) in enumerate(zip(colors, auroc.groupby("flips"), strict=False)):
-        numbers = part.index.get_level_values("pairs")
-        style = {"marker": "o", "color": color, "capsize": 3, "label": f"{share:.0%} noise"}
-        axis.errorbar(numbers * 1.04 ** (i - 1), part["mean"], part["std"], **style)  # side by side
-    axis.axhline(0.5, color="0.6", linewidth=1, linestyle=":")
-    axis.set(xlabel="pairs", ylabel="AUROC for injected label noise", xscale="log")
-    axis.set_xticks(numbers, [f"{n:,}" for n in numbers])
-    axis.minorticks_off()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
-    with replacing(path) as temporary:
-        drawing.savefig(temporary, dpi=160, format="png")
 
 
 main = command("probe", probe)

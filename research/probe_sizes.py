@@ -10,9 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from pacmr_lightning.files import replacing
-
-from . import command
+from . import command, write_png
 
 NUMBERS = Path(__file__).parent / "numbers" / "probe-sizes.csv"
 """Rows of ``research.probe --output`` of each model and data set."""
@@ -56,8 +54,7 @@ def probe_sizes(*, figure: str) -> None:
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("AUROC for injected label noise")
-    with replacing(figure) as temporary:
-        drawing.savefig(temporary, dpi=160, format="png")
+    write_png(drawing, figure, 160)
 
 
 main = command("probe_sizes", probe_sizes)

@@ -13,10 +13,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.figures import COLORS
 
-from . import command
+from . import command, write_png
 
 BLUE, ORANGE, GREEN, PINK, _, SKY, _ = COLORS
 NUMBERS = Path(__file__).parent / "numbers"
@@ -89,8 +88,7 @@ def real_text(*, figure: str) -> None:
     rewards(axes[1], runs[np.isclose(runs["learning_rate"], 5e-4)])
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    with replacing(figure) as temporary:
-        drawing.savefig(temporary, dpi=200, format="png")
+    write_png(drawing, figure, 200)
 
 
 main = command("real_text", real_text)

@@ -19,9 +19,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from scipy.special import expit
 from scipy.stats import rankdata
 from torch import Tensor
@@ -29,7 +27,7 @@ from torch import Tensor
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing, save_figure
+from pacmr_lightning.files import save_figure, write_frame
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
@@ -119,13 +117,14 @@ def theory_check(
         pairs[label] = frame
         names = {"label": label, "run": run.folder, "method": module.method, "noise_rate": rate}
         names |= {"step": step, "split": split, "pairs": len(frame)}
-        errors.append(names | _calibration(frame))
+        errors.append(names | with_intervals(_calibration, *_columns(frame, "prompt", "u", "eta", "noisy")))
         if not weighs(weighting):
             notes.append(f"{label}: left out of the weights, {type(weighting).__name__} has none to compare.")
         elif rate == 0:
             notes.append(f"{label}: left out of the weights, without noise every optimal log-ratio is 0.")
         else:
-            ratios.append(names | _agreement(frame))
+            of_weights = _columns(frame, "prompt", "optimum", "optimum_at_u", "log_ratio")
+            ratios.append(names | with_intervals(_agreement, *of_weights))
     tables = pd.DataFrame(ratios), pd.DataFrame(errors)
     _write(folder, pairs, *tables)
     _show(folder, *tables, notes)
@@ -141,18 +140,12 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     return next(names for names in choices if len(set(names)) == len(names))
 
 
-def _agreement(frame: pd.DataFrame) -> dict[str, float]:
-    def measure(optimum: np.ndarray, at_u: np.ndarray, log_ratio: np.ndarray) -> dict[str, float]:
-        return agreement(optimum, log_ratio) | {"slope_at_u": slope(at_u, log_ratio)}
-
-    return with_intervals(measure, *_columns(frame, "prompt", "optimum", "optimum_at_u", "log_ratio"))
+def _agreement(optimum: np.ndarray, at_u: np.ndarray, log_ratio: np.ndarray) -> dict[str, float]:
+    return agreement(optimum, log_ratio) | {"slope_at_u": slope(at_u, log_ratio)}
 
 
-def _calibration(frame: pd.DataFrame) -> dict[str, float]:
-    def measure(u: np.ndarray, eta: np.ndarray, noisy: np.ndarray) -> dict[str, float]:
-        return calibration_error(u, eta=eta, noisy=noisy)
-
-    return with_intervals(measure, *_columns(frame, "prompt", "u", "eta", "noisy"))
+def _calibration(u: np.ndarray, eta: np.ndarray, noisy: np.ndarray) -> dict[str, float]:
+    return calibration_error(u, eta=eta, noisy=noisy)
 
 
 def _columns(frame: pd.DataFrame, *names: str) -> list[np.ndarray]:
@@ -161,8 +154,7 @@ def _columns(frame: pd.DataFrame, *names: str) -> list[np.ndarray]:
 
 def _write(folder: Path, pairs: dict[str, pd.DataFrame], ratios: pd.DataFrame, errors: pd.DataFrame) -> None:
     everything = pd.concat([frame.assign(label=label) for label, frame in pairs.items()], ignore_index=True)
-    with replacing(folder / PAIRS) as temporary:
-        everything.to_parquet(temporary, index=False)
+    write_frame(folder / PAIRS, everything)
     bins = {}
     for label, frame in pairs.items():
         u, eta, noisy = _columns(frame, "u", "eta", "noisy")
@@ -174,8 +166,7 @@ def _write(folder: Path, pairs: dict[str, pd.DataFrame], ratios: pd.DataFrame, e
         tables[RATIOS] = ratios
         figures[RATIOS] = draw_ratios([pairs[label] for label in ratios["label"]], ratios)
     for name, table in tables.items():
-        with replacing(folder / f"{name}.csv") as temporary:
-            table.to_csv(temporary, index=False)
+        write_frame(folder / f"{name}.csv", table)
     for name, figure in figures.items():
         save_figure(figure, folder / name)
 
@@ -183,26 +174,17 @@ def _write(folder: Path, pairs: dict[str, pd.DataFrame], ratios: pd.DataFrame, e
 def _show(folder: Path, ratios: pd.DataFrame, errors: pd.DataFrame, notes: Sequence[str]) -> None:
     console = Console()
     shown = (
-        (ratios, {"r": "pearson", "rho": "spearman", "slope": "slope", "slope at s = u": "slope_at_u"}),
-        (errors, {"ECE, eta": "ece_eta", "ECE, noisy label": "ece_noisy"}),
+        (ratios, {"pearson": "r", "spearman": "rho", "slope": "slope", "slope_at_u": "slope at s = u"}),
+        (errors, {"ece_eta": "ECE, eta", "ece_noisy": "ECE, noisy label"}),
     )
     for rows, columns in shown:
-        if not len(rows):
-            continue
-        table = Table("", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for heading in columns:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for _, row in rows.iterrows():
-            table.add_row(row["label"], *(_cell(row[name]) for name in columns.values()))
-        console.print(table)
+        if len(rows):
+            table = rows.set_index("label")[list(columns)].rename(columns=columns)
+            console.print(table.to_string(float_format="{:.3f}".format, na_rep="-"), highlight=False)
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False, style="dim")
     console.print("  95% intervals are in the tables.", highlight=False, style="dim")
     console.print(f"Tables, figures and every pair's values: {folder}", highlight=False, markup=False)
-
-
-def _cell(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.3f}"
 
 
 def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -> pd.DataFrame:

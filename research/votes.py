@@ -38,7 +38,7 @@ from pacmr_lightning.files import replacing, write_frame, write_json_lines
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.numerics import AskedDtype
 
-from . import command
+from . import command, write_png
 
 SIDES = ("chosen", "rejected")
 COLORS = ("0.55", "#56b4e9", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
@@ -54,8 +54,6 @@ def votes(
     file: str,
     models: tuple[str, ...] = (),
     *,
-    rows: int | None = None,
-    scores: str | None = None,
     output: str | None = None,
     flips: str | None = None,
     figure: str | None = None,
@@ -67,9 +65,6 @@ def votes(
     Args:
         file: pairs with votes, JSON Lines.
         models: folders of base models for probes; their names name the rows.
-        rows: number of pairs that are drawn; all by default.
-        scores: table (Parquet) with ``id`` and scores such as ``cross_fit_u``, as an audit writes it; its
-            pairs only are measured, by the other scores too.
         output: CSV with a row per score.
         flips: CSV with a row per score and rate of injected flips, which are all errors to be found.
         figure: PNG of expected and measured contradiction by tenths of p.
@@ -77,16 +72,10 @@ def votes(
         folder: keeps states of models.
     """
     pairs = pd.read_json(file, lines=True, dtype=False)
-    if scores is not None:
-        pairs = pairs.merge(pd.read_parquet(scores).filter(regex="^id$|_u$|^u$"), on="id")
-    elif rows is not None:
-        pairs = pairs.sample(rows, random_state=0, ignore_index=True)
     prompts = pd.factorize(pairs["prompt"])[0]
     states = {Path(model).name: state_differences(model, pairs, folder, dtype) for model in models}
     found = dict(baselines(pairs, prompts))
     found |= {f"probe, {name}": probe_log_odds(values, prompts) for name, values in states.items()}
-    for name in pairs.filter(regex="_u$|^u$").columns if scores else ():
-        found[name] = pairs[name].to_numpy()
     table = pd.DataFrame([measured(name, u, pairs, prompts) for name, u in found.items()])
     Console(width=220).print(table.round(3).to_string(index=False), highlight=False)
     if output is not None:
@@ -94,8 +83,7 @@ def votes(
     if flips is not None:
         write_frame(flips, injected(pairs, prompts, states))
     if figure is not None:
-        with replacing(figure) as temporary:
-            diagram(found, pairs, prompts).savefig(temporary, dpi=200, format="png")
+        write_png(diagram(found, pairs, prompts), figure, 200)
 
 
 def state_differences(
@@ -109,7 +97,7 @@ def state_differences(
     kept = Path(folder) / f"{Path(model).name}-{dtype}-{digest:x}.npy"
     if kept.exists():
         return np.load(kept)
-    sides = [pairs[["prompt", side]].set_axis(["prompt", "text"], axis=1) for side in ("chosen", "rejected")]
+    sides = [pairs[["prompt", side]].set_axis(["prompt", "text"], axis=1) for side in SIDES]
     texts = pd.concat(sides).drop_duplicates(ignore_index=True)
     covering = []
     for prompt, part in texts.groupby("prompt")["text"]:
@@ -129,12 +117,9 @@ def state_differences(
     with torch.no_grad():
         for i, row in enumerate(covering):
             both = policy.reference_states(batches.batch([i]))[0].numpy()
-            states |= {
-                (row["prompt"], row[side]): x for side, x in zip(("chosen", "rejected"), both, strict=True)
-            }
+            states |= {(row["prompt"], row[side]): x for side, x in zip(SIDES, both, strict=True)}
     first, second = (
-        np.stack([states[key] for key in zip(pairs["prompt"], pairs[side], strict=True)])
-        for side in ("chosen", "rejected")
+        np.stack([states[key] for key in zip(pairs["prompt"], pairs[side], strict=True)]) for side in SIDES
     )
     with replacing(kept) as temporary, open(temporary, "wb") as file:
         np.save(file, first - second)
@@ -154,7 +139,7 @@ def baselines(pairs: pd.DataFrame, prompts: np.ndarray) -> Iterator[tuple[str, n
 
 def bradley_terry(pairs: pd.DataFrame) -> np.ndarray:
     """(N,) log-odds by a strength of each argument, fitted to the labels of other pairs."""
-    keys = [pairs["prompt"] + pairs[side] for side in ("chosen", "rejected")]
+    keys = [pairs["prompt"] + pairs[side] for side in SIDES]
     places = pd.factorize(pd.concat(keys))[0].reshape(2, -1)
     strength = np.zeros(len(pairs))
     for learned, judged in KFold(FOLDS, shuffle=True, random_state=0).split(strength):
@@ -175,7 +160,7 @@ def measured(name: str, u: np.ndarray, pairs: pd.DataFrame, prompts: np.ndarray)
     wrong = pairs["flipped"].fillna(False).astype(bool).to_numpy()
     others = Others(pairs)
     suspected, quality = detected(found, u, pairs["flipped"])
-    a, b = (pairs[side].str.len() for side in ("chosen", "rejected"))
+    a, b = (pairs[side].str.len() for side in SIDES)
     similar = decided & (np.maximum(a, b) < SIMILAR * np.minimum(a, b)).to_numpy()
     expected, low, high = found.contradicted(suspected) if suspected.any() else (np.nan,) * 3
     tenths = np.array_split(np.argsort(p, kind="stable"), 10)
@@ -259,10 +244,8 @@ def diagram(found: dict[str, np.ndarray], pairs: pd.DataFrame, prompts: np.ndarr
     for color, (name, u) in zip(COLORS, found.items(), strict=False):
         p = agreement(u, prompts, resamples=0).p
         tenths = np.array_split(np.argsort(p, kind="stable"), 10)
-        expected, measured = (
-            [(1 - p[part]).mean() for part in tenths],
-            [others.share(part) for part in tenths],
-        )
+        expected = [(1 - p[part]).mean() for part in tenths]
+        measured = [others.share(part) for part in tenths]
         axis.plot(expected, measured, marker="o", color=color, label=name)
     axis.set(
         xlim=(0, 0.8),

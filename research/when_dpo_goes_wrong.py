@@ -16,11 +16,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing, write_frame
+from pacmr_lightning.files import write_frame
 from pacmr_lightning.runs.folder import METRICS
 from pacmr_lightning.sweep.figures import COLORS
 
-from . import command
+from . import command, write_png
 
 NUMBERS = Path(__file__).parent / "numbers" / "when-dpo-goes-wrong.csv"
 TRAIN = ("loss", "rewards/accuracies", "rewards/chosen", "rewards/margins")
@@ -140,8 +140,7 @@ def when_dpo_goes_wrong(*, figure: str, folder: str | None = None) -> None:
         draw(axis, title, tag, curves, numbers)
     for axis in axes[1]:
         axis.set_xlabel("updates", fontsize=8.5)
-    with replacing(figure) as temporary:
-        drawing.savefig(temporary, format="png")
+    write_png(drawing, figure)
     plt.close(drawing)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "benchmarks/README.md", *sorted((ROOT / "research").rglob("*.md"))]
 NOTEBOOK = ROOT / "examples/noisy_labels.ipynb"
-VALUES = {"$method": "dpo", "$seed": "1", "$HOST": "node1"}
+VALUES = {"$method": "dpo", "$seed": "1", "$HOST": "node1", "$RANK": "0"}
 VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl"}
 """Variables of the shell and of the notebook that no line of theirs sets, and a value that they have."""
 OWN_PROGRAM = "train.py"

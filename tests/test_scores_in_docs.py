@@ -1,4 +1,4 @@
-"""docs/data.md's example of scores recorded wrongly: its program runs, and its table is what comes of it."""
+"""The notebook's example of scores recorded wrongly: its program runs, and its table is what comes of it."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from pacmr_lightning.datamodules import Files
 from pacmr_lightning.embedded_world import World
 
 PAGE = (Path(__file__).parents[1] / "docs/data.md").read_text()
-SECTION = PAGE.partition("### Scores that were recorded wrongly")[2].partition("\n## ")[0]
+SECTION = (Path(__file__).parents[1] / "research/notebook/scores-recorded-wrongly.md").read_text()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from ..sources import Source
 from ..splits import Split
 from ..token_columns import row_bytes, row_lengths
 from ..tokenization import token_warnings, tokenize_pairs
+from ..tokenizer import Tokenization
 
 _PARTS = ["prompt", "chosen", "rejected"]
 
@@ -70,7 +71,10 @@ class Kept(NamedTuple):
 
 
 def inspect_pairs(
-    source: Source, tokenizer: PreTrainedTokenizerBase, max_length: int
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    tokenization: Tokenization = "default",
 ) -> tuple[dict[Split, SplitStatistics], dict[Split, Kept]]:
     """Return statistics of both splits, tokenized as in training, and the kept pairs of each split."""
     kept: dict[Split, Kept] = {}
@@ -78,7 +82,10 @@ def inspect_pairs(
     prompts: dict[Split, pd.Series] = {}
     splits: tuple[Split, Split] = ("train", "validation")
     read = {split: source.load(split) for split in splits}
-    counted = {split: tokenize_pairs(rows, tokenizer, max_length) for split, rows in read.items()}
+    counted = {
+        split: tokenize_pairs(rows, tokenizer, max_length, tokenization=tokenization)
+        for split, rows in read.items()
+    }
     for split, (rows, _) in counted.items():
         kept[split] = Kept(rows, _pair_table(rows))
         prompts[split] = kept[split].table["prompt"]

@@ -163,7 +163,8 @@ def merge(
 def _some_pairs(data: PreferenceData) -> PairBatch:
     """Return the shortest of the first validation pairs, whose log-probabilities cost least."""
     found = data.source.load("validation")
-    rows, _ = tokenize_pairs(found.select(range(min(READ, len(found)))), data.tokenizer, data.max_length)
+    first = found.select(range(min(READ, len(found))))
+    rows, _ = tokenize_pairs(first, data.tokenizer, data.max_length, tokenization=data.tokenization)
     pairs = TokenizedPairs(rows, data.tokenizer.pad_token_id)
     tokens = [len(row["prompt_ids"] + row["chosen_ids"] + row["rejected_ids"]) for row in rows]
     return pairs.batch(sorted(range(len(pairs)), key=tokens.__getitem__)[:MEASURED])

@@ -12,19 +12,26 @@ from ..datamodules.sources import Source
 from ..datamodules.splits import Split
 from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
-from ..datamodules.tokenizer import load_tokenizer
+from ..datamodules.tokenizer import Tokenization, load_tokenizer
 from ..errors import UserError, check_at_least
 from ..files import local_path, write_json
 from ..waiting import waiting
 
 
-def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str | None = None) -> None:
+def inspect(
+    source: Source,
+    tokenizer: str,
+    max_length: int = 768,
+    tokenization: Tokenization = "default",
+    output: str | None = None,
+) -> None:
     """Shows which rows of preference data are kept, lengths, contradicting labels, and rows as tokens.
 
     Args:
         source: source of the pairs.
         tokenizer: folder or Hub id of a model.
         max_length: tokens of a prompt with its longer response; a run drops longer pairs.
+        tokenization: as in training.
         output: JSON file for all numbers.
     """
     check_at_least(2, max_length=max_length)
@@ -34,7 +41,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         )
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
-        found, kept = inspect_pairs(source, loaded, max_length)
+        found, kept = inspect_pairs(source, loaded, max_length, tokenization)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
     print_result(statistics_table(found))
     rows, table = kept["train"]

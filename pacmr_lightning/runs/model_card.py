@@ -18,7 +18,10 @@ from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
 from .finished_run import NO_NOISE, FinishedRun
 
-_DATA = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")
+_DATA = (
+    *("max_length", "tokenization", "global_batch_size", "meta_batch_size"),
+    *("augmentations", "clean_meta", "seed"),
+)
 _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
 
 
@@ -96,6 +99,7 @@ def model_card(
         name=json.dumps(name, ensure_ascii=False),
         **use,
         local_base=hub_base is None and not merged,
+        no_bos=", add_special_tokens=False" if options.get("tokenization") == "openrlhf" else "",
         quantized=policy.get("quantization"),
         merged=merged,
         dtype=dtype,

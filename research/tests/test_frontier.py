@@ -255,15 +255,11 @@ def test_reported_seeds_of_a_frontier(write_sweep):
         ({"subject": "ipo"}, "frontier.subject names ipo, which is none of the methods (dpo, pacmr)"),
         ({"kls": [0.0]}, "frontier.kls is [0.0], but it needs KLs above 0"),
         ({"kl": 1}, "frontier: kl: unknown option; did you mean kls?"),
+        (None, "sweep.yaml has no section frontier"),
     ],
 )
 def test_bad_files(changes, message, write_sweep, capsys):
+    section = {} if changes is None else {"frontier": {"subject": "dpo", "kls": [1.0]} | changes}
     with pytest.raises(SystemExit) as stop:
-        main([write_sweep(frontier={"subject": "dpo", "kls": [1.0]} | changes)])
+        main([write_sweep(**section)])
     assert stop.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_plain_sweep(write_sweep, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([write_sweep()])
-    assert stop.value.code == 2 and "sweep.yaml has no section frontier" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Every objective with every weighting: an update whose gradient is autograd's, or a refusal in one sentence.
 
-The table in docs/methods.md is what this finds; PACMR_WRITE_DOCS=1 writes it anew.
+The list in docs/methods.md is what this finds; PACMR_WRITE_DOCS=1 writes it anew.
 """
 
 import copy
@@ -45,9 +45,9 @@ def vnet(estimator=None, soft=False):
 WEIGHTINGS = {
     "Unweighted": weighting.Unweighted,
     "SigmoidPrior": weighting.SigmoidPrior,
-    "the same, soft labels": partial(weighting.SigmoidPrior, offset=0.4, soft_labels=True),
+    "SigmoidPrior, soft labels": partial(weighting.SigmoidPrior, offset=0.4, soft_labels=True),
     "VNetWeighting": vnet,
-    "the same, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
+    "VNetWeighting, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
     "VNetWeighting, soft labels": partial(vnet, soft=True),
     "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet", mean_one=True),
     "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
@@ -111,9 +111,8 @@ def expected(policy, batch, objective, weighting):
 
 def test_every_objective_with_every_weighting(setting):
     policy, batch, meta = setting
-    reasons, rows = [], []
+    refused = {}
     for objective_name, make_objective in OBJECTIVES.items():
-        cells = []
         for weighting_name, make_weighting in WEIGHTINGS.items():
             objective, weighting = make_objective(), make_weighting()
             try:
@@ -124,22 +123,22 @@ def test_every_objective_with_every_weighting(setting):
                 # One reason for all objectives and weightings that it names.
                 for name in (type(objective).__name__, type(weighting).__name__):
                     said = said.replace(name, "...")
-                reasons += [said] if said not in reasons else []
-                cells.append(f"no ({reasons.index(said) + 1})")
+                refused.setdefault(said, {}).setdefault(objective_name, []).append(weighting_name)
                 continue
             truth = expected(policy, pairs, objective, weighting)
             # VNet and its weights are float32.
             error = norm({name: found[name] - truth[name] for name in truth}) / norm(truth)
             assert error < 1e-6, f"{objective_name} with {weighting_name} is {error:.1e} off"
-            cells.append("yes")
-        rows.append((objective_name, cells))
-    table = [f"| | {' | '.join(WEIGHTINGS)} |", f"|---{'|---' * len(WEIGHTINGS)}|"]
-    table += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows]
-    table += ["", *(f"{number}. {said}" for number, said in enumerate(reasons, 1)), ""]
+    of = [f"All of {', '.join(OBJECTIVES)} go with all of {'; '.join(WEIGHTINGS)}, but for:", ""]
+    for said, found in refused.items():
+        for names in dict.fromkeys(map(tuple, found.values())):
+            objectives_of = ", ".join(name for name, cells in found.items() if tuple(cells) == names)
+            of.append(f"- {objectives_of} with {'; '.join(names)}: *{said}*")
+    of.append("")
     text = DOCS.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     written, _, after = rest.partition(END)
     if os.environ.get("PACMR_WRITE_DOCS"):
-        DOCS.write_text(before + BEGIN + "\n".join(table) + END + after, encoding="utf-8")
+        DOCS.write_text(before + BEGIN + "\n".join(of) + END + after, encoding="utf-8")
     else:
-        assert written == "\n".join(table), "PACMR_WRITE_DOCS=1 writes the table anew"
+        assert written == "\n".join(of), "PACMR_WRITE_DOCS=1 writes the list anew"
