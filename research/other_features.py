@@ -1,10 +1,10 @@
-"""A VNet that looks at other features than (Delta, u): a weighting of one's own (docs/extending.md).
+"""VNets that look at other features than (Delta, u): weightings of one's own (docs/extending.md).
 
-    PYTHONPATH=. pacmr fit --config quickstart/preference --config research/metapo_style.yaml \\
+    PYTHONPATH=. pacmr fit --config quickstart/preference --config research/aligner.yaml \\
       --model.policy.model MODEL --data.clean_meta Files --data.clean_meta.train clean.jsonl
 
-It is a reading of MetaPO (Findings of ACL 2026), which has no public code; results:
-research/notebook/vnet.md.
+and ``research/metapo_style.yaml`` with two or more epochs. Both are readings of methods without public code
+("Aligner, Diagnose Thyself", ICLR 2026; MetaPO, Findings of ACL 2026); results: research/notebook/vnet.md.
 """
 
 import math
@@ -13,10 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.strategies.ranks import on_all_ranks, sum_over_ranks
 from pacmr_lightning.weighting import VNetWeighting
@@ -25,6 +28,8 @@ SCALE_DECAY, VISIT_DECAY = 0.95, 0.5
 """Share that the moments of features keep at a step, and those of a pair's u at its visit."""
 LARGEST = 5.0
 """Standard deviations that features are clipped to."""
+AT_ONCE = 4
+"""Pairs of a forward pass for entropies."""
 
 
 class FeatureNet(nn.Module):
@@ -68,19 +73,86 @@ class FeatureNet(nn.Module):
         self.mean.add_(share * away)
 
 
-class MetaPOWeights(VNetWeighting):
-    """Weights by the history of a pair's u: its evolution, its fluctuation, and abs(h).
+class FeatureWeighting(VNetWeighting):
+    """Base: VNet's training with a ``FeatureNet``; a subclass defines ``inputs`` and their number.
 
     Args:
         hidden: widths of the hidden layers.
         options: of ``VNetWeighting``.
     """
 
+    count: int
+
     def __init__(self, hidden: Sequence[int] = (64,), **options: Any):
         super().__init__(hidden=hidden, **options)
         with torch.random.fork_rng(devices=[]):
-            self.vnet: Any = FeatureNet(3, hidden)
+            self.vnet: Any = FeatureNet(self.count, hidden)
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=self.learning_rate)
+
+    @torch.no_grad()
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """Update the moments of the features."""
+        self.vnet.observe(self.inputs(rewards, batch))
+
+
+class AlignerWeights(FeatureWeighting):
+    """Weights by perplexity difference, DPO loss and entropy; for ``AlignerModule``."""
+
+    count = 3
+    policy: PolicyModel
+
+    def __init__(self, hidden: Sequence[int] = (64,), **options: Any):
+        super().__init__(hidden, **options)
+        self._known: dict[str, float] = {}
+        """Entropies of this step's pairs, by id."""
+
+    def inputs(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
+        """Return (N,) log perplexity of chosen minus rejected, DPO loss, and mean entropy over chosen."""
+        assert rewards.chosen_tokens is not None and rewards.rejected_tokens is not None
+        own = rewards.policy
+        perplexity = own.rejected / rewards.rejected_tokens - own.chosen / rewards.chosen_tokens
+        return [perplexity, -F.logsigmoid(rewards.u), self._entropies(batch).to(rewards.u.device)]
+
+    @torch.no_grad()
+    def _entropies(self, batch: PairBatch) -> Tensor:
+        """(N,) mean entropy in nats of the next token over chosen responses, once a step for each pair."""
+        known = self._known
+        new = torch.tensor([i for i, name in enumerate(batch.ids) if name not in known], dtype=torch.long)
+        for part in batch[new].micro_batches(AT_ONCE):
+            seen = (part.segment_ids == Segment.PROMPT) | (part.segment_ids == Segment.CHOSEN)
+            length = int(seen.sum(1).max())
+            tokens = {"input_ids": part.input_ids[:, :length], "attention_mask": seen[:, :length].long()}
+            log_p = self.policy.peft(**tokens).logits[:, :-1].float().log_softmax(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            chosen = part.segment_ids[:, 1:length] == Segment.CHOSEN
+            means = (entropy * chosen).sum(1) / chosen.sum(1)
+            known.update(zip(part.ids, means.tolist(), strict=True))
+        return torch.tensor([known[name] for name in batch.ids])
+
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """End the step: the policy moves, and with it the entropies."""
+        super().observe(rewards, batch)
+        self._known.clear()
+
+
+class AlignerModule(PreferenceModule):
+    """A PreferenceModule that gives ``AlignerWeights`` the policy."""
+
+    def configure_model(self) -> None:
+        """Load the policy, once."""
+        super().configure_model()
+        if not isinstance(self.weighting, AlignerWeights):
+            raise UserError(f"AlignerModule needs AlignerWeights, not {type(self.weighting).__name__}.")
+        self.weighting.policy = self.policy
+
+
+class MetaPOWeights(FeatureWeighting):
+    """Weights by the history of a pair's u: its evolution, its fluctuation, and abs(h)."""
+
+    count = 3
+
+    def __init__(self, hidden: Sequence[int] = (64,), **options: Any):
+        super().__init__(hidden, **options)
         self._visits: dict[str, list[float]] = {}
         """First u, and exponential mean and variance of u over visits, by id; the same on all ranks."""
 
@@ -105,10 +177,9 @@ class MetaPOWeights(VNetWeighting):
         mean, variance = mean + (1 - VISIT_DECAY) * d, variance + (1 - VISIT_DECAY) * d * d
         return [first, mean, VISIT_DECAY * variance]
 
-    @torch.no_grad()
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Update the features' moments, and record a visit of each pair of the step."""
-        self.vnet.observe(self.inputs(rewards, batch))
+        """Record a visit of each pair of the step."""
+        super().observe(rewards, batch)
         for name, u in on_all_ranks(list(zip(batch.ids, rewards.u.tolist(), strict=True))):
             self._visits[name] = self._next(name, u)
 

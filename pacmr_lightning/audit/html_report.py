@@ -134,7 +134,7 @@ def _distribution(findings: Findings) -> str:
         groups = {"all labels": (flipped.isna(), RIGHT)}
     for name, (mask, color) in groups.items():
         values = score[mask.fillna(False).to_numpy(dtype=bool)]
-        style = {"histtype": "stepfilled", "facecolor": (color, 0.35), "edgecolor": color}
+        style: dict[str, Any] = {"histtype": "stepfilled", "facecolor": (color, 0.35), "edgecolor": color}
         axis.hist(values, edges, label=f"{name} ({len(values):,})", **style)
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")

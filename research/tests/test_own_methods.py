@@ -1,12 +1,14 @@
-"""PerpCorrect and MetaPO, written as a user would: a few updates of each by its command."""
+"""PerpCorrect, Aligner and MetaPO, written as a user would: a few updates of each by its command."""
 
 import random
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from pacmr_lightning import cli
+from pacmr_lightning.batch import Segment
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
@@ -63,11 +65,12 @@ def test_perp_correct(tmp_path, tiny_llama, capsys):
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_other_features(tmp_path, tiny_llama, capsys):
+@pytest.mark.parametrize("method", ["aligner", "metapo_style"])
+def test_other_features(method, tmp_path, tiny_llama, monkeypatch, capsys):
     tiny_llama(tmp_path / "model", initializer_range=0.3)
     write_lines(tmp_path / "clean.jsonl", World().preference_rows(8, 1))
     words = f"""
-        fit --config quickstart/preference --config research/metapo_style.yaml --trainer.accelerator cpu
+        fit --config quickstart/preference --config research/{method}.yaml --trainer.accelerator cpu
         --model.policy.model {tmp_path}/model --model.learning_rate 0.002 --model.weighting.every 1
         --model.weighting.learning_rate 0.1 --data.source.pairs 16 --data.source.validation_pairs 4
         --data.global_batch_size 8 --data.meta_batch_size 4 --data.clean_meta Files
@@ -78,12 +81,23 @@ def test_other_features(tmp_path, tiny_llama, capsys):
     weights = read_weights(tmp_path / "run")
     last = weights[weights["step"] == 5]
     assert len(weights) == 48 and last["weight"].std() > 1e-3 and last["a"].isna().all()
-    module, _, step = load_run(find_run(str(tmp_path / "run"), "last"), as_trained=True)
+    module, data, step = load_run(find_run(str(tmp_path / "run"), "last"), as_trained=True)
     assert step == module.weighting.updates == 6
-    assert "needs earlier visits" in fails(
-        capsys, [*words[:-1], f"{tmp_path}/short", "--trainer.max_epochs", "1"]
-    )
-    first = weights.groupby("id")["u"].first()
-    assert {name: seen[0] for name, seen in module.weighting.state_dict()["visits"].items()} == (
-        pytest.approx(first.to_dict(), abs=1e-6)
-    )
+    if method == "metapo_style":
+        assert "needs earlier visits" in fails(
+            capsys, [*words[:-1], f"{tmp_path}/short", "--trainer.max_epochs", "1"]
+        )
+        first = weights.groupby("id")["u"].first()
+        assert {name: seen[0] for name, seen in module.weighting.state_dict()["visits"].items()} == (
+            pytest.approx(first.to_dict(), abs=1e-6)
+        )
+        return
+    data.setup("fit")
+    batch = data.train_pairs.batch([0, 1, 2])
+    found = module.weighting._entropies(batch)
+    for tokens, kinds, value in zip(batch.input_ids, batch.segment_ids, found, strict=True):
+        prompt, chosen = (tokens[kinds == kind] for kind in (Segment.PROMPT, Segment.CHOSEN))
+        with torch.no_grad():
+            logits = module.policy.peft(input_ids=torch.cat([prompt, chosen])[None]).logits[0]
+        entropies = torch.distributions.Categorical(logits=logits).entropy()[len(prompt) - 1 : -1]
+        torch.testing.assert_close(value, entropies.mean(), rtol=1e-4, atol=1e-5)
