@@ -1,6 +1,7 @@
 """Second-pass training: a run of its own beside the first, in one resumable command."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,9 +15,12 @@ from ..errors import UserError
 from ..files import check_writable, content_digest, local_path
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
-from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
+from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG, read_summary
 from ..runs.loggers import loggers_of_another
 from .compare import compare
+
+FURTHEST = 10.0
+"""KL to the reference, in nats per response, above which a second pass gets a warning."""
 
 
 def folder_beside(run: str, ending: str) -> Path:
@@ -102,9 +106,30 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Print the two runs side by side, and draw validated ones."""
+    """Print the two runs side by side with warnings on the second, and draw validated ones."""
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
+    for doubt in doubts(*map(read_summary, runs)):
+        print(doubt, file=sys.stderr)
+
+
+def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return warnings on a second pass: a high KL, or significantly lower validation accuracy."""
+    found = []
+    kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
+    if kls[1] is not None and kls[1] > FURTHEST:
+        other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
+        found.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
+    before, after = (summary["val_accuracy"] for summary in (first, second))
+    pairs = second.get("val_pairs")
+    if pairs and before is not None and after is not None:
+        error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
+        if before - after > 2 * error:
+            found.append(
+                f"The second pass has a significantly lower validation accuracy than the first, {after:.3f} "
+                f"against {before:.3f} on {pairs:,} pairs"
+            )
+    return [f"{reason}: read some of its responses, or raise --beta." for reason in found]
 
 
 @contextmanager

@@ -25,6 +25,8 @@ REWARDS = (
 )
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) is above 0.999, and DPO's loss has no gradient to speak of."""
+VNET = ("slope", "offset", "restraint")
+"""Means over VNet's a and b, or those of a fixed prior."""
 WEIGHT_GAP = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 
 
@@ -106,6 +108,18 @@ def _share_above_zero(u: Tensor) -> Tensor:
     return ((u > 0).float() + (u >= 0).float()) / 2
 
 
+def restraint(a: Tensor, b: Tensor, floor: float) -> Tensor:
+    """Return 1 - 2 g'(0) / g(0) of weights g(u) = floor + (1 - floor) sigmoid(a u + b): DPO's 1, or less.
+
+    It is how much of DPO's restoring force is left at u = 0, as a multiple of beta (docs/methods.md).
+
+    >>> restraint(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), floor=0.0)  # 1 - 2 a sigmoid(-b)
+    tensor([0.0000, 0.7616])
+    """
+    g = floor + (1 - floor) * b.sigmoid()
+    return 1 - 2 * (1 - floor) * a * b.sigmoid() * (-b).sigmoid() / g
+
+
 class WeightStatistics(RunningMeans):
     """Mean, spread, effective sample size and gap of weights, as running sums over pairs.
 
@@ -114,10 +128,13 @@ class WeightStatistics(RunningMeans):
 
     def __init__(self) -> None:
         names = ("from_half", "square", "unflipped", "of_unflipped", "flipped", "of_flipped")
-        super().__init__((*names, "slope", "offset"), checked=False)
+        super().__init__((*names, *VNET), checked=False)
 
-    def add(self, weights: Weights, flipped: Tensor) -> None:
-        """Add N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown."""
+    def add(self, weights: Weights, flipped: Tensor, floor: float | None) -> None:
+        """Add N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown.
+
+        ``floor`` is that of g(u); None where 1 - g weighs the other label, and nothing is restrained.
+        """
         g = weights.g
         # Weights begin near 1/2; measured from there, the spread keeps its digits in fp32.
         values = {"from_half": g - 0.5, "square": (g - 0.5) ** 2}
@@ -126,6 +143,8 @@ class WeightStatistics(RunningMeans):
             values |= {name: is_it, f"of_{name}": is_it * g}
         if weights.a is not None and weights.b is not None:
             values |= {"slope": weights.a, "offset": weights.b}
+            if floor is not None:
+                values["restraint"] = restraint(weights.a, weights.b, floor)
         self.update(values)
 
     def compute(self) -> dict[str, Tensor]:
@@ -138,7 +157,7 @@ class WeightStatistics(RunningMeans):
             "weights/std": (square - from_half**2).clamp(min=0).sqrt(),
             "weights/effective_sample_size": mean**2 / (square + from_half + 0.25),
         }
-        found |= {f"weights/{name}": means[name] for name in ("slope", "offset") if name in means}
+        found |= {f"weights/{name}": means[name] for name in VNET if name in means}
         if means["unflipped"] > 0 and means["flipped"] > 0:
             unflipped, flipped = (means[f"of_{name}"] / means[name] for name in ("unflipped", "flipped"))
             found |= {

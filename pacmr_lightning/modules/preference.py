@@ -350,7 +350,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         if self.objective.grouped:
             losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
         self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm(inner.gradient)})
-        self.weight_statistics.add(inner.weights, train.flipped)
+        floor = None if self.weighting.soft_labels else getattr(self.weighting, "floor", 0.0)
+        self.weight_statistics.add(inner.weights, train.flipped, floor)
 
     def _log_training(self) -> None:
         values = self.train_means.compute() | self.weight_statistics.compute() | self.outer_values
