@@ -26,7 +26,7 @@ REWARDS = (
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) is above 0.999, and DPO's loss has no gradient to speak of."""
 VNET = ("slope", "offset", "restraint")
-"""Means over VNet's a and b, or those of a fixed prior."""
+"""Means over VNet's a and b, or those of a fixed sigmoid weighting."""
 WEIGHT_GAP = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 
 
