@@ -11,8 +11,8 @@ from pacmr_lightning.batch import Segment
 from ..tokenized_pairs import TokenizedPairs
 
 LEGEND = (
-    "Tokens by their names in the vocabulary, set apart by blanks. Those in ‹angle brackets› count for the "
-    "loss, those of the prompt do not."
+    "Tokens are set apart by blanks; ▁ is a blank of the text and ⏎ a line break. Those in ‹angle brackets› "
+    "count for the loss, those of the prompt do not."
 )
 SHOWN = 60
 """Tokens shown at each end of a long part."""
@@ -40,11 +40,31 @@ def show_rows(
 
 
 def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
-    """Return the names of tokens, shortened; angle brackets mark those that count for the loss."""
-    names = tokenizer.convert_ids_to_tokens(ids)
-    # A terminal would obey some characters.
-    names = [name if name.isprintable() else repr(name)[1:-1] for name in names]
-    shown = [f"‹{name}›" if counts else name for name in names]
-    if (left_out := len(ids) - 2 * SHOWN) > 0:
-        shown[SHOWN:-SHOWN] = [f"[… {left_out} tokens are left out here …]"]
+    """Return tokens decoded one by one, shortened; angle brackets mark those that count for the loss."""
+    pieces = {}
+    for place in range(len(ids)):
+        if SHOWN <= place < len(ids) - SHOWN:
+            continue
+        # In context: some tokenizers drop the leading space of what they decode.
+        before = tokenizer.decode(ids[max(place - 1, 0) : place])
+        both = tokenizer.decode(ids[max(place - 1, 0) : place + 1])
+        name = tokenizer.convert_ids_to_tokens(ids[place])
+        # Lists come of lists only.
+        assert isinstance(before, str) and isinstance(both, str) and isinstance(name, str)
+        text = both[len(before) :] if both.startswith(before) else ""
+        # Partial UTF-8 characters have no text; show the token's name.
+        if not text or "\N{REPLACEMENT CHARACTER}" in both:
+            text = name
+        piece = "".join(_visible(character) for character in text)
+        pieces[place] = f"‹{piece}›" if counts else piece
+    shown = list(pieces.values())
+    left_out = len(ids) - len(shown)
+    if left_out:
+        shown.insert(SHOWN, f"[… {left_out} tokens are left out here …]")
     return " ".join(shown)
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() and character != " ":
+        return character
+    return {" ": "▁", "\n": "⏎"}.get(character) or character.encode("unicode_escape").decode()
