@@ -38,9 +38,12 @@ class WeightCasts:
 
     Args:
         layers: of the policy; nodes with another scaling than the first one's cast their own.
+        compiled: tell torch.compile that the copies have fixed sizes, as weights have. Else a number of
+            tokens that equals one would be taken for it.
     """
 
-    def __init__(self, layers: Sequence[PolicyLora]) -> None:
+    def __init__(self, layers: Sequence[PolicyLora], compiled: bool) -> None:
+        self.compiled = compiled
         lead: Any = layers[0]
         self.scaling, self.dtype = lead.scaling[ADAPTER], lead.compute_dtype
         others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
@@ -72,4 +75,7 @@ class WeightCasts:
 
     def _views(self, values: Tensor) -> Iterator[Tensor]:
         parts = values.to(self.dtype).split([m * n for m, n in self.shapes])
-        return iter([part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)])
+        found = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        for part in found if self.compiled else ():
+            torch._dynamo.mark_static(part)
+        return iter(found)

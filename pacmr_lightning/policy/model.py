@@ -390,7 +390,7 @@ class PolicyModel(Recorded, nn.Module):
             return nullcontext()
         groups = sum(layer.shared is not None for layer in layers)  # the self-check finds them
         if self._casts is None or self._casts[0] != groups:
-            self._casts = groups, WeightCasts(layers)
+            self._casts = groups, WeightCasts(layers, self.compiles)
         return self._casts[1]()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
