@@ -113,8 +113,9 @@ class PolicyLora(nn.Module):
         ]
         dtype = tensors[0][1].dtype if self.compute_dtype != x.dtype else self.compute_dtype
         per_pair = [layer.per_pair for layer in layers]
-        cast = dtype == self.compute_dtype and self.shift is None and self.copies
-        copies = cast if cast and len(cast[0]) == 1 + len(layers) else None
+        copies = self.copies if dtype == self.compute_dtype and self.shift is None else None
+        if copies is not None and len(copies[0]) != 1 + len(layers):  # of other layers than are computed now
+            copies = None
         more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, copies
         first, *others = _LoraProducts.apply(x, *more, *chain.from_iterable(tensors))
         for layer, y in zip(layers[1:], others, strict=True):

@@ -188,6 +188,7 @@ class PolicyModel(Recorded, nn.Module):
         self._lora_layers = {
             name: layer for name, layer in self.named_modules() if isinstance(layer, LoraLayer)
         }
+        self._own_layers = [layer for layer in self._lora_layers.values() if isinstance(layer, PolicyLora)]
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
             self._compute_in_base_dtype()
         if (plain := plain_model(self.name)) != self.name:
@@ -263,7 +264,7 @@ class PolicyModel(Recorded, nn.Module):
     @contextmanager
     def lora_in_float32(self) -> Iterator[None]:
         """Compute LoRA as with ``lora_compute_dtype`` float32 inside."""
-        before = {x: x.compute_dtype for x in self._lora_layers.values() if isinstance(x, PolicyLora)}
+        before = {layer: layer.compute_dtype for layer in self._own_layers}
         try:
             for layer in before:
                 layer.compute_dtype = None
@@ -384,7 +385,7 @@ class PolicyModel(Recorded, nn.Module):
             return states, self.model.get_output_embeddings()
 
     def _weights_cast(self) -> AbstractContextManager[None]:
-        layers = [layer for layer in self._lora_layers.values() if isinstance(layer, PolicyLora)]
+        layers = self._own_layers
         # A layer that is recomputed, after the pass, must do what it did.
         if not layers or not layers[0].casts or self.gradient_checkpointing or self.is_sharded:
             return nullcontext()
