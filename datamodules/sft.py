@@ -186,12 +186,6 @@ class SFTDataModule(LightningDataModule):
         for rows in self._rows.values():
             check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
 
-    def longest_batch(self) -> dict[str, Tensor]:
-        """Return a batch of the longest training rows."""
-        rows = self._rows["train"]
-        places = np.argsort(-row_lengths(rows, *_COLUMNS), kind="stable")[: self.batch_size]
-        return self._collate([rows[int(place)] for place in places])
-
     @cached_property
     def _response_tokens(self) -> np.ndarray:
         return row_lengths(self._rows["train"], "completion_ids")

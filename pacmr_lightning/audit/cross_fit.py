@@ -45,7 +45,6 @@ class CrossFit:
         updates: int,
         beta: float,
         folder: Path,
-        micro_batch_size: int | None = None,
         groups: np.ndarray | None = None,
     ):
         self.run, self.data, self.beta, self.folder = run, data, beta, folder
@@ -53,8 +52,6 @@ class CrossFit:
         ignored = ("policy", "objective", "weighting", "method", "max_new_tokens")
         self.options = {name: value for name, value in options.items() if name not in ignored}
         self.options["betas"] = tuple(options["betas"])
-        if micro_batch_size is not None:
-            self.options |= {"micro_batch_size": micro_batch_size, "micro_batch_tokens": None}
         self.policy_options = options["policy"]["init_args"]
         self.pairs = data.train_pairs
         prompts = self.pairs.rows["prompt"][:]

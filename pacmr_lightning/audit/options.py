@@ -13,12 +13,11 @@ from .decisions import Decisions, read_decisions
 from .scorers import Choice
 
 Action = Literal["drop", "swap"]
-BETA = 0.1
 MAX_LENGTH = 1024
 JUDGED_PAIRS = 400
 OF_JUDGES = ("judged_pairs", "prompt_price", "completion_price")
-OF_A_RUN = ("checkpoint", "micro_batch_size")
-OF_A_MODEL = ("reference", "beta", "max_length", "dtype")
+OF_A_RUN = ("checkpoint",)
+OF_A_MODEL = ("reference", "max_length", "dtype")
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,9 @@ class AuditOptions:
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
         reference: model that the training of a model or adapter started from; default: the adapter's base.
             The tokenizer and chat template are the policy's, else the reference's.
-        beta: DPO's temperature in the training of a model or adapter (default: 0.1). It scales u; the ranking
-            does not depend on it.
         max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default:
             1024).
         dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
-        micro_batch_size: pairs per forward pass with gradients; default: as in training.
         top: number of pairs in the report.
         threshold: labels with p, the probability that another annotator agrees, below it are suspected.
         noise_rate: known rate of random flips, if the errors are such; p is then the probability that the
@@ -68,10 +64,8 @@ class AuditOptions:
     output: str | None = None
     checkpoint: str = "last"
     reference: str | None = None
-    beta: float | None = None
     max_length: int | None = None
     dtype: AskedDtype | None = None
-    micro_batch_size: int | None = None
     top: int = 50
     threshold: float = 0.5
     noise_rate: float | None = None
@@ -88,8 +82,7 @@ class AuditOptions:
         check_at_least(0, top=self.top, sample=self.sample)
         check_within("(0, 1)", threshold=self.threshold)
         check_within("(0, 0.5)", noise_rate=self.noise_rate)
-        check_within("(0, inf)", " (DPO's is usually 0.1)", beta=self.beta)
-        check_at_least(1, micro_batch_size=self.micro_batch_size, judged_pairs=self.judged_pairs)
+        check_at_least(1, judged_pairs=self.judged_pairs)
         if not self.judges:
             self.refuse(OF_JUDGES, "there are no judges")
             if self.scorer == "judge":

@@ -1,11 +1,8 @@
 """The whole audit: scores, p, findings and files."""
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +10,9 @@ import pandas as pd
 from ..datamodules import Source, pairs_of
 from ..datamodules.row_values import readable_texts
 from ..errors import UserError
-from ..files import check_writable, content_digest, expanded, local_path, write_frame, write_json, write_text
+from ..files import check_writable, expanded, local_path, write_frame, write_text
 from ..policy.hub_access import similar_folder
-from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
+from ..runs.folder import AUDIT, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
@@ -28,11 +25,6 @@ from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
 from .words import verdict
-
-RECORD = "audit.json"
-TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "shortcuts.csv")
-_DECISIVE = ("noise_rate", "threshold", "judged_pairs")
-"""Options that the table depends on, besides the scorer."""
 
 
 @dataclass(frozen=True)
@@ -121,48 +113,7 @@ def audit(
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
-    result = conclude(scored, run, folder, options, answers)
-    record: dict[str, Any] = {
-        "scorer": result.findings.scorer,
-        "alone": scored.scorer,
-        "predicted": result.findings.agreement.usable,
-    }
-    record["options"] = _decisive(options)
-    record["checkpoint"] = _digest(run, options)
-    write_json(folder / RECORD, record)
-    return result
-
-
-def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
-    """Copy the files of an audit in a run's folder to ``options.output``, and return its record.
-
-    None where there is no such audit of this checkpoint with these options. An audit's choice of scorer is
-    kept where ``options`` name none.
-    """
-    try:
-        record: dict[str, Any] = json.loads((Path(run) / AUDIT / RECORD).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None
-    same = record.get("options") == _decisive(options)
-    of_scorer = options.score in (None, record["alone"])
-    if not (same and of_scorer and record["checkpoint"] == _digest(run, options)):
-        return None
-    folder = local_path(str(options.output))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (*TABLES, "report.html", RECORD, *(("judges.csv",) if options.judges else ())):
-        shutil.copyfile(Path(run) / AUDIT / name, folder / name)
-    return record
-
-
-def _decisive(options: AuditOptions) -> dict[str, Any]:
-    found = {name: getattr(options, name) for name in _DECISIVE}
-    found["decisions"] = None if options.decided is None else options.decided.rows
-    return found | {"judges": [judge.settings for judge in options.judges or ()]}
-
-
-def _digest(run: str, options: AuditOptions) -> str | None:
-    file = Path(run) / CHECKPOINTS / f"{options.checkpoint}.ckpt"
-    return content_digest(file) if file.is_file() else None
+    return conclude(scored, run, folder, options, answers)
 
 
 def conclude(

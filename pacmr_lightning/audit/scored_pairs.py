@@ -23,7 +23,7 @@ from .agreement import Votes
 from .combination import views
 from .cross_fit import FOLDER, CrossFit
 from .linear_probe import agreement_error, probe_log_odds, signed_rank_agreement
-from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
+from .options import MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
 from .scorers import NAMES, Scorer
 from .several_votes import votes_on_pairs
 from .text_groups import FOLDS, check_groups, text_groups
@@ -32,6 +32,10 @@ SEEN = (
     "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
     "them, p is too high; --scorer probe and dpo score labels that they have not seen."
 )
+
+
+BETA = 0.1
+"""Scale of u for a model whose training is not known; neither ranks nor p depend on it."""
 
 
 @dataclass
@@ -63,14 +67,12 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose else None
     module, data, updates = load_run(found, as_trained=True)
-    module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     notes = _check_pairs(options, data.source, data.train_pairs)
     groups, grouped = text_groups(data.train_pairs.rows)
-    beta = module.objective.beta
     folder, by_responses = Path(run) / AUDIT / FOLDER, groups if grouped else None
-    cross_fit = CrossFit(found, data, updates, beta, folder, options.micro_batch_size, by_responses)
+    cross_fit = CrossFit(found, data, updates, module.objective.beta, folder, by_responses)
     if scorer == "probe":
         check_groups(groups)
     elif scorer == "dpo":
@@ -102,19 +104,19 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     """Score all pairs of a source by a model: u by policy and reference, or log-odds by a linear probe."""
     why = f"{model} is a model and no run"
     options.refuse(OF_A_RUN, why)
-    trained = options.reference is not None or options.beta is not None or is_adapter(model)
+    trained = options.reference is not None or is_adapter(model)
     scorer: Scorer = options.score or ("policy" if trained else "probe")
     if scorer not in ("policy", "probe"):
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
     if scorer == "probe":
-        options.refuse(("beta", "reference"), "a linear probe has no reference and no beta")
+        options.refuse(("reference",), "a linear probe has none")
     reference = options.reference
     if scorer == "policy" and reference is None:
         if not is_adapter(model):
             raise UserError(
                 f"{model} is a whole model, not an adapter, so its reference is unknown; give the model that "
-                "its training started from with --reference, or leave out --beta and --scorer policy to "
-                "audit with a linear probe."
+                "its training started from with --reference, or leave out --scorer policy to audit with a "
+                "linear probe."
             )
         reference = adapter_base(model)
     names = [model] if reference is None else [model, reference]
@@ -136,8 +138,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             data.reference_log_probs(_placed(name, options), f"{title} log-probabilities")
             for name, title in ((model, "Policy"), (reference, "Reference"))
         )
-        beta = BETA if options.beta is None else options.beta
-        chosen, rejected = beta * (ours - base).astype(np.float64).T
+        chosen, rejected = BETA * (ours - base).astype(np.float64).T
         u, delta = chosen - rejected, chosen + rejected
         note = f"Scores are u of {model} against its reference {reference}."
     known = np.array(data.flipped)

@@ -1,14 +1,12 @@
 """Command ``pacmr refine``: second-pass training with soft labels from an audit of the first run."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from ..audit import AuditOptions, audit
 from ..audit.options import JUDGED_PAIRS
-from ..audit.pipeline import reuse
-from ..audit.scorers import NAMES, Choice
+from ..audit.scorers import Choice
 from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.judging import PairJudge
@@ -49,9 +47,9 @@ def refine(
 ) -> Path:
     """Trains a second pass from the reference, with soft labels from an audit of the first run.
 
-    An existing audit in the run's folder is reused. The second pass has the first run's configuration and is
-    a run of its own beside it, with the audit in its folder ``audit``; it ends with a comparison of the two
-    runs. The same command resumes after an interruption.
+    The second pass has the first run's configuration and is a run of its own beside it, with the audit in its
+    folder ``audit``; it ends with a comparison of the two runs. The same command resumes after an
+    interruption.
 
     Args:
         run: folder of a finished preference run.
@@ -133,14 +131,9 @@ def _audit_first(run: str, folder: Path, asked: dict[str, Any], options: AuditOp
     check_folder(folder, asked, RECORD)
     if (folder / RECORD).exists():
         return
-    if kept := reuse(run, options):
-        print(f"The audit in {Path(run) / AUDIT} is reused, by {NAMES[kept['scorer']]}.", file=sys.stderr)
-        usable = kept["predicted"]
-    else:
-        found = audit(run, options=options)
-        show(found)
-        usable = found.findings.agreement.usable
-    if needs_p and not usable:
+    found = audit(run, options=options)
+    show(found)
+    if needs_p and not found.findings.agreement.usable:
         raise UserError(
             f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
             "soft labels; use another --scorer, a run that has learned more, or --anyway."

@@ -48,10 +48,10 @@ class Part(ABC):
     """(n,) l(u) of the observed labels."""
 
     @abstractmethod
-    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
+    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
         """Add sum_i f_i grad l_i to this rank's ``total``, for (n,) factors; once for each pass.
 
-        Under soft labels l_i is l(u) - l(-u), and the sum of grad l(-u) over 0-dim ``rest_over`` is added.
+        (n,) ``swapped``, of soft labels, are factors of the losses l(-u) of the other label.
         """
 
 
@@ -61,22 +61,17 @@ class StepPairs(ABC):
 
     Iterating yields them by micro-batch, one at a time.
 
-    A weight g multiplies l_i. Under soft labels a pair's loss is g l(u) + (1 - g) l(-u), so l_i is
-    l(u) - l(-u), and the rest l(-u) has no weight.
-
     Args:
         policy: at omega; it is not changed.
         objective: the per-pair loss l.
         batch: N pairs with reference log-probabilities.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
-        soft_labels: see above.
     """
 
     policy: PolicyModel
     objective: Objective
     batch: PairBatch
     micro_batch_size: MicroBatchSize
-    soft_labels: bool = False
 
     def __post_init__(self) -> None:
         parts = self.batch.micro_batches(self.micro_batch_size)
@@ -91,7 +86,6 @@ class StepPairs(ABC):
         micro_batch_size: MicroBatchSize,
         *,
         keep: AskedGradients,
-        soft_labels: bool = False,
     ) -> StepPairs:
         """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
 
@@ -100,7 +94,7 @@ class StepPairs(ABC):
         Raises:
             UnsupportedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
         """
-        options = policy, objective, batch, micro_batch_size, soft_labels
+        options = policy, objective, batch, micro_batch_size
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
             try:
                 return KeptStepPairs(*options)
@@ -124,30 +118,26 @@ class StepPairs(ABC):
     @torch.no_grad()
     def weighted_losses(self) -> Tensor:
         """Return (N,) l_i at the policy's current parameters, also shifted ones, from a forward pass."""
-        found = (self.forward(part, rows) for part, rows in self.parts)
-        return torch.cat([losses if rest is None else losses - rest for _, losses, rest in found])
+        return torch.cat([self.forward(part, rows)[1] for part, rows in self.parts])
 
-    def forward(self, part: PairBatch, rows: Rows) -> tuple[Rewards, Tensor, Tensor | None]:
-        """Return rewards, (n,) l(u), and under soft labels (n,) l(-u) of one of ``parts``, with gradient."""
+    def forward(self, part: PairBatch, rows: Rows) -> tuple[Rewards, Tensor]:
+        """Return rewards and (n,) losses of one of ``parts``, with gradient."""
         rewards = Rewards.of(self.policy.log_probs(part, rows), part, self.objective.beta)
-        rest = self.objective(rewards.exchanged()) if self.soft_labels else None
-        return rewards, self.objective(rewards), rest
+        return rewards, self.objective(rewards)
 
 
 @dataclass
 class _LivePart(Part):
-    policy: PolicyModel
-    live: Tensor
-    """(n,) l(u) with its graph, which one call frees."""
-    rest: Tensor | None
-    """Likewise l(-u) under soft labels."""
+    pairs: StepPairs
+    live: tuple[Rewards, Tensor]
+    """Rewards and (n,) losses with their graph, which one call frees."""
 
-    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
-        if self.rest is None:
-            value = (factors * self.live).sum()
-        else:
-            value = (factors * (self.live - self.rest)).sum() + self.rest.sum() / rest_over
-        add_gradient(total, self.policy.adapter(), value)
+    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
+        rewards, losses = self.live
+        value = (factors * losses).sum()
+        if swapped is not None:
+            value = value + (swapped * self.pairs.objective(rewards.exchanged())).sum()
+        add_gradient(total, self.pairs.policy.adapter(), value)
 
 
 class RecomputedStepPairs(StepPairs):
@@ -156,27 +146,24 @@ class RecomputedStepPairs(StepPairs):
     def __iter__(self) -> Iterator[Part]:
         """One forward pass of each micro-batch, and one backward pass where its gradient is added."""
         for part, rows in self.parts:
-            rewards, losses, rest = self.forward(part, rows)
-            yield _LivePart(part, rewards.detach(), losses.detach(), self.policy, losses, rest)
+            rewards, losses = self.forward(part, rows)
+            yield _LivePart(part, rewards.detach(), losses.detach(), self, (rewards, losses))
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
         found = (each_gradient(self, part, rows, direction) for part, rows in self.parts)
-        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots, _ in found])
+        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots in found])
 
 
 @dataclass
 class _KeptPart(Part):
     each: Direction
     """Each pair's gradient of l_i, (n, *shape) by parameter."""
-    rest: Direction
-    """The gradient of the sum of l(-u); empty without soft labels."""
 
-    def add_gradient(self, total: Direction, factors: Tensor, rest_over: Tensor) -> None:
+    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
+        assert swapped is None, "a weighting that learns has no soft labels"
         for name, gradients in self.each.items():
             total[name] += torch.tensordot(factors.to(gradients.dtype), gradients, 1)
-        for name, gradient in self.rest.items():
-            total[name] += gradient / rest_over
 
 
 class KeptStepPairs(StepPairs):
@@ -198,7 +185,7 @@ class KeptStepPairs(StepPairs):
 
 def each_gradient(
     pairs: StepPairs, part: PairBatch, rows: Rows, direction: Direction | None = None
-) -> tuple[Rewards, Tensor, Direction, Direction]:
+) -> tuple[Rewards, Tensor, Direction]:
     """Return each pair's gradient of l_i by parameter, from one forward and one backward pass.
 
     Args:
@@ -208,8 +195,7 @@ def each_gradient(
         direction: if given, of each gradient only its product with it is kept, (n,) by parameter.
 
     Returns:
-        Rewards and (n,) l(u), detached; (n, *shape) gradients; and without a direction, under soft labels,
-        the gradient of the sum of l(-u), from a second backward pass.
+        Rewards and (n,) losses, detached, and (n, *shape) gradients.
 
     Raises:
         UnsupportedLoraError: a LoRA layer does not see whole rows.
@@ -220,22 +206,13 @@ def each_gradient(
         names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
         for names in layers
     }
-
-    def backward(losses: Tensor, again: bool = False) -> Direction:
-        found = torch.autograd.grad(
-            losses.sum(), [*parameters.values()], retain_graph=again, allow_unused=True
-        )
-        return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
-
     try:
         for names, layer in layers.items():
             layer.per_pair = taken[names]
         with torch.enable_grad():
-            rewards, losses, rest = pairs.forward(part, rows)
+            rewards, losses = pairs.forward(part, rows)
             # Reaches all layers, and returns nothing.
-            backward(losses if rest is None else losses - rest, again=rest is not None)
-            tokens.apart = False
-            gradient_of_rest = {} if rest is None or direction is not None else backward(rest)
+            torch.autograd.grad(losses.sum(), [*parameters.values()], allow_unused=True)
     finally:
         for layer in layers.values():
             layer.per_pair = None
@@ -243,7 +220,7 @@ def each_gradient(
     for name in parameters.keys() - each.keys():  # of layers that no token passes
         size = shape(parameters[name]) if direction is None else ()
         each[name] = parameters[name].new_zeros(len(part), *size)
-    return rewards.detach(), losses.detach(), each, gradient_of_rest
+    return rewards.detach(), losses.detach(), each
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

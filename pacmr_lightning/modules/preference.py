@@ -115,16 +115,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             )
         self.method = method
         self.max_grad_norm = max_grad_norm
-        if self.objective.grouped and micro_batch_tokens is not None:
-            raise UserError(
-                f"micro_batch_tokens is {micro_batch_tokens}, but {type(self.objective).__name__} groups the "
-                "pairs of a batch; set micro_batch_size instead."
-            )
-        if micro_batch_size == "auto" and getattr(self.objective, "group", None) == "micro_batch":
-            raise UserError(
-                f"micro_batch_size is auto, but {type(self.objective).__name__} groups the pairs of a "
-                "micro-batch; set it to a number."
-            )
         self.asks_micro_batch_size = micro_batch_size == "auto" and micro_batch_tokens is None
         """True if the size is chosen before the fit."""
         in_pairs = AUTO if micro_batch_size == "auto" else micro_batch_size
@@ -288,8 +278,7 @@ class PreferenceModule(Recorded, TrainedOnly):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
-        # A step is a sum over pairs, except where an objective groups them.
-        if self.micro_batch is not None and not self.objective.grouped:
+        if self.micro_batch is not None:
             train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
@@ -301,7 +290,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             train.with_reference(self._reference(train)),
             self.micro_batch,
             keep=learns and self.weighting.keep_gradients,
-            soft_labels=self.weighting.soft_labels,
         )
         # Lines 3 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
@@ -348,7 +336,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
-            losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
+            losses = self.objective.group_value(losses).expand_as(losses)
         self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm(inner.gradient)})
         floor = None if self.weighting.soft_labels else getattr(self.weighting, "floor", 0.0)
         self.weight_statistics.add(inner.weights, train.flipped, floor)

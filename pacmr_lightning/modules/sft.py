@@ -4,11 +4,10 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftModel
@@ -30,14 +29,12 @@ from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
 from ..policy.model_files import KEPT, check_savable, merge_rounded
-from ..policy.numerics import AskedDtype, Recomputed, base_dtype, check_weights, recomputes
+from ..policy.numerics import AskedDtype, base_dtype, check_weights
 from ..policy.rotary import choose_by_row
-from ..strategies.ranks import several_ranks
 from ..waiting import waiting
 from .base import TrainedOnly
 from .datamodule import datamodule
 from .finite import check_finite
-from .micro_batch_finder import Way, can_be_tried, chosen, first_that_fits, forward_and_backward
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
 from .schedule import log_short_run
 
@@ -81,8 +78,7 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU if a
-            step does not fit without it (``micro_batch_finder``).
+        gradient_checkpointing: recompute activations in backward, for memory.
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
@@ -100,7 +96,7 @@ class SFTModule(TrainedOnly):
         warmup_ratio: float = 0.03,
         min_lr_ratio: float = 0.1,
         dtype: AskedDtype = "float32",
-        gradient_checkpointing: bool | Literal["auto"] = False,
+        gradient_checkpointing: bool = False,
         save_to: str | None = None,
     ):
         super().__init__(learning_rate, betas, weight_decay, warmup_ratio, min_lr_ratio)
@@ -120,8 +116,6 @@ class SFTModule(TrainedOnly):
         model, save_to = expanded([model, save_to])
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
-        self.asks_gradient_checkpointing = gradient_checkpointing == "auto"
-        """True if a fit chooses."""
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
         self._rotary_by_row = False
@@ -178,11 +172,9 @@ class SFTModule(TrainedOnly):
                 network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
             else:
                 network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
-        if self.asks_gradient_checkpointing and not network.supports_gradient_checkpointing:
-            self.asks_gradient_checkpointing = self.hparams["gradient_checkpointing"] = False
         if is_fitting(self):
             check_savable(network, tokenizer, self.hparams["model"] or "from_scratch")
-        if recomputes(self.hparams["gradient_checkpointing"]):
+        if self.hparams["gradient_checkpointing"]:
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             if is_fitting(self):
@@ -247,45 +239,12 @@ class SFTModule(TrainedOnly):
                     f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
                     "trainer.precision to 32-true or bf16-mixed."
                 )
-        # A checkpoint has the choice of its fit.
-        if self.asks_gradient_checkpointing and self.trainer.ckpt_path is None:
-            self._try_recomputation()
 
     @property
     def _plain(self) -> PreTrainedModel:
         """The transformers model, with its LoRA layers if any."""
         plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
         return cast("PreTrainedModel", plain)
-
-    def _try_recomputation(self) -> None:
-        """Choose ``gradient_checkpointing``, and print it."""
-        assert self.network is not None
-        device, data = self.trainer.strategy.root_device, datamodule(self.trainer)
-        if not can_be_tried(device):
-            self._recompute(False, "the default without a GPU")
-            return
-        batch = move_data_to_device(data.longest_batch(), device)
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-
-        def loss() -> Tensor:
-            with self.trainer.precision_plugin.train_step_context():
-                return self.token_losses(batch).sum()
-
-        def step(way: Way) -> None:
-            recompute_activations(self._plain, way.recomputed, dropout=True)
-            # AdamW's two moments, and DDP's buckets.
-            forward_and_backward(trained, loss, copies=2 + several_ranks())
-
-        ways = [Way(data.batch_size, recomputed) for recomputed in (False, True)]
-        found = first_that_fits(ways, step, device)
-        self._recompute(found.way.recomputed, found)
-
-    def _recompute(self, recomputed: Recomputed, why: object) -> None:
-        """Recompute activations from now on, or keep them, and print it."""
-        recompute_activations(self._plain, recomputed, dropout=True)
-        self.hparams["gradient_checkpointing"] = recomputed
-        self.options["gradient_checkpointing"] = recomputed
-        rank_zero_info(chosen({"--model.gradient_checkpointing": recomputed}, why))
 
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
@@ -320,8 +279,6 @@ class SFTModule(TrainedOnly):
             )
         if not is_fitting(self):
             return
-        if self.asks_gradient_checkpointing:
-            self._recompute(checkpoint["options"]["gradient_checkpointing"], "the checkpoint's")
         check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(

@@ -51,15 +51,15 @@ class Objective(Recorded, ABC):
             rewards: u, Delta, h and log-probabilities of N pairs, with gradient where the step needs one.
         """
 
-    def group_weights(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor | None:
+    def group_weights(self, losses: Tensor) -> Tensor | None:
         """Return (N,) weights of this rank's detached losses that sum to 1 over all ranks; None for the mean.
 
         The weighted sum of losses has the gradient of the step's loss. Every rank calls it with all of its
-        pairs; ``micro_batch_size`` is how the module cuts them, None for one micro-batch.
+        pairs.
         """
         return None
 
-    def group_value(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
+    def group_value(self, losses: Tensor) -> Tensor:
         """Return the 0-dim step's loss over all ranks; by default the plain mean."""
         sums = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
         sum_over_ranks([sums])

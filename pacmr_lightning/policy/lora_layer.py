@@ -187,8 +187,6 @@ class TokensOfPairs:
 
     owner: Tensor
     pairs: int
-    apart: bool = True
-    """False: backward through these tokens hands gradients to autograd, summed over pairs as ever."""
 
     def check(self, x: Tensor) -> None:
         """Raise UnsupportedLoraError unless a layer's (R, T, in) input has these rows."""
@@ -363,7 +361,7 @@ class _LoraProducts(torch.autograd.Function):
         gh = _cat(map(_to_rank, g, up, ranks), 1)
         if ctx.needs_input_grad[0]:
             gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
-        if ctx.per_pair[0] is not None and ctx.per_pair[0].tokens.apart:
+        if ctx.per_pair[0] is not None:
             outer = ctx.per_pair[0].tokens.outer
             ga = _times(outer(gh, rows), left).split_with_sizes(ranks, 1)
             for taken, *both in zip(ctx.per_pair, ga, map(outer, g, parts), strict=True):

@@ -23,7 +23,6 @@ from ..errors import UserError
 from ..files import write_text
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
-from ..modules.sft import SFTModule
 from ..modules.trainer_flags import OF_A_RUN
 from ..policy.numerics import base_dtype
 from ..recorded import as_config
@@ -51,9 +50,6 @@ class SaveRunConfig(SaveConfigCallback):
                 own.learning_rate = pl_module.learning_rate  # by size, if none was given
                 own.micro_batch_size = pl_module.micro_batch_size
                 _network_options(config)["gradient_checkpointing"] = pl_module.policy.gradient_checkpointing
-            elif isinstance(pl_module, SFTModule):
-                own = _network_options(config)
-                own["gradient_checkpointing"] = pl_module.hparams["gradient_checkpointing"]
             config.checkpoint.dirpath = None  # in the run's folder, wherever that is moved
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
             write_text(root / CONFIG, text)

@@ -18,7 +18,6 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from ..errors import UserError
 from .sharding import is_sharded, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -41,7 +40,6 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
       ``checkpoint_io``. Another number of processes, stage or strategy can resume it.
     * At stage 3 the base is loaded straight into partitions; the adapter is made outside, which keeps its
       initialization.
-    * A half-precision ``trainer.precision`` is refused, since it would cast the adapter.
     * It also runs on CPUs (gloo), for tests.
     """
 
@@ -80,13 +78,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Build the engine."""
-        precision = self.precision_plugin.precision
-        if precision != "32-true":
-            raise UserError(
-                f"trainer.precision is {precision}, under which DeepSpeed casts the adapter; leave it at "
-                "32-true and set the policy's dtype to bfloat16, which is the base's alone."
-            )
-        self.precision_plugin = _AsLoaded(precision)
+        self.precision_plugin = _AsLoaded(self.precision_plugin.precision)
         super().setup(trainer)
         if self.zero_stage_3:
             import deepspeed

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..batch import PairBatch, TokenBudget
+from ..batch import PairBatch
 from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metrics, relative_error
 from ..meta_gradient.gradient import Direction, norm, zeros
 from ..meta_gradient.outer_objectives import OuterObjective
@@ -74,8 +74,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     sum_over_ranks([total])  # N
     groups: Sequence[Tensor | None] = [None] * len(pairs.parts)
     if objective.grouped and len(pairs.parts) > 1:
-        assert not isinstance(pairs.micro_batch_size, TokenBudget), "the module refuses it"
-        group = objective.group_weights(pairs.weighted_losses(), pairs.micro_batch_size)
+        group = objective.group_weights(pairs.weighted_losses())
         if group is not None:
             groups = group.split([len(part) for part, _ in pairs.parts])
 
@@ -83,12 +82,14 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     for part, group in zip(pairs, groups, strict=True):  # lines 2, 3: u_i, Delta_i, l_i at omega
         rewards.append(part.rewards)
         losses.append(part.losses)
-        parts.append(weighting.weights(part.rewards, part.batch))  # line 4: g_i
-        factors: Tensor | None = parts[-1].g / total
+        weights = weighting.weights(part.rewards, part.batch)  # line 4: g_i
+        parts.append(weights)
+        factors: Tensor | None = weights.g / total
+        swapped = (1 - weights.g) / total if weighting.soft_labels else None
         if objective.grouped:  # weighs pairs itself
             factors = objective.group_weights(part.losses) if group is None else group
         assert factors is not None, "a grouped objective has weights"
-        part.add_gradient(gradient, factors, total)  # line 5: 1/N sum_i g_i grad l_i(omega)
+        part.add_gradient(gradient, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
 
     weights = Weights.cat(parts)

@@ -69,7 +69,8 @@ class Weighting(Recorded, ABC):
     """Columns of the rows, of ``TokenizedPairs.own_columns``, that the weights come from."""
 
     soft_labels: bool = False
-    """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
+    """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label; not with
+    ``every``."""
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
@@ -155,6 +156,11 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
             f"{type(weighting).__name__} has soft_labels, but {type(objective).__name__} models label "
             "noise itself, so labels would be corrected twice; use DPO or IPO, or set "
             "soft_labels to false."
+        )
+    if weighting.every is not None:
+        raise UserError(
+            f"{type(weighting).__name__} has soft_labels, but learns at every {weighting.every} updates, "
+            "which is for weights alone; set soft_labels to false."
         )
     if weighting.mean_one:
         raise UserError(

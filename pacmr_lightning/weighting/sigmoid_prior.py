@@ -44,8 +44,12 @@ class SigmoidPrior(Weighting):
         self.slope = slope
         self.offset = offset
         self.soft_labels = soft_labels
-        if soft_labels:
-            check_offset("offset", offset)
+        if soft_labels and offset != "auto" and not offset > 0:
+            raise UserError(
+                f"soft_labels needs offset above 0, but it is {offset:g}: at u = 0 a weight of 1/2 gives "
+                "both labels equal loss, so a fresh policy learns nothing; set it to logit(1 - noise rate), "
+                "0.4 at 40%, or to auto where the datamodule injects noise."
+            )
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the offset if it is "auto"."""
@@ -66,16 +70,6 @@ class SigmoidPrior(Weighting):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the offset."""
         self.offset = state["offset"]
-
-
-def check_offset(option: str, offset: float | Literal["auto"]) -> None:
-    """Refuse an offset that is not above 0, with which a fresh policy learns nothing from soft labels."""
-    if offset != "auto" and not offset > 0:
-        raise UserError(
-            f"soft_labels needs {option} above 0, but it is {offset:g}: at u = 0 a weight of 1/2 "
-            "gives both labels equal loss, so a fresh policy learns nothing; set it to logit(1 - noise "
-            "rate), 0.4 at 40%, or to auto where the datamodule injects noise."
-        )
 
 
 def auto_offset(rate: float) -> float:

@@ -15,7 +15,7 @@ from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..rewards import Rewards
 from .algorithm_1 import update_vnet
 from .base import Weighting, Weights
-from .sigmoid_prior import auto_offset, check_offset
+from .sigmoid_prior import auto_offset
 from .vnet import VNet
 
 LARGE_ERROR = 0.2
@@ -45,7 +45,6 @@ class VNetWeighting(Weighting):
         floor: c, the smallest weight: g = c + (1 - c) sigmoid(a u + b); docs/methods.md has what it does.
             Qu et al.: 0.
         max_slope: largest a; None (Qu et al.) for no bound.
-        soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in Qu et al.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison, and
             ``GhostDotProduct``, which is exact, has none.
@@ -74,7 +73,6 @@ class VNetWeighting(Weighting):
         floor: float = 0.0,
         max_slope: float | None = None,
         check_every: int | None = None,
-        soft_labels: bool = False,
         keep_gradients: AskedGradients = "auto",
     ):
         check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
@@ -93,9 +91,6 @@ class VNetWeighting(Weighting):
             )
         self.outer = outer or PromptAugmentationConsistency()
         self.estimator = estimator or GhostDotProduct()
-        if soft_labels:
-            check_offset("start_offset", start_offset)
-        self.soft_labels = soft_labels
         self.every = every
         self.learning_rate = learning_rate
         self.hidden = list(hidden)

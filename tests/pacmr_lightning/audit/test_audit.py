@@ -261,7 +261,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--threshold 1.5", "threshold is 1.5"),
         ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
         ("--cleaned a.parquet --action drop", "ending in"),
-        ("--beta 1", "/run is a run, whose configuration has it; leave it out"),
+        ("--max_length 9", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
         ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
         ("--decisions {strange}", "has a decision on 'nobody', which is no training pair here"),

@@ -11,6 +11,7 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
+from pacmr_lightning.audit.scored_pairs import BETA
 from pacmr_lightning.datamodules import Files, HubPreferences, pairs_of
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
@@ -42,7 +43,7 @@ def exported(exports, tmp_path, monkeypatch):
 
 def options(run, **changed):
     source = {"source": "Files", "source.train": str(run.parent / "train.jsonl")}
-    words = {**source, "beta": "1.0", "output": "found", "noise_rate": "0.3", **changed}
+    words = {**source, "output": "found", "noise_rate": "0.3", **changed}
     return [word for name, value in words.items() if value is not None for word in (f"--{name}", value)]
 
 
@@ -58,7 +59,8 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="swap")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
-    np.testing.assert_allclose(table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
+    beta = 1.0  # of the run, which a model does not tell
+    np.testing.assert_allclose(beta / BETA * table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
     assert table["annotator"].isin(["a0", "a1", "a2"]).all() and (table["observed"] == "chosen").all()
     before, after = read_lines(train_file), read_lines("cleaned.jsonl")
     assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)
@@ -140,15 +142,15 @@ def test_one_instruction_for_all(finished, monkeypatch, tmp_path, capsys):
     assert "form 1 groups without common texts, but a linear probe needs 5" in refused(capsys, *words, one)
 
 
-PROBE = {"scorer": "probe"}
-
-
 @pytest.mark.parametrize(
     ("policy", "changed", "said"),
     [
-        ("whole", {}, "whole is a whole model, not an adapter, so its reference is unknown"),
-        ("adapter", {**PROBE, "reference": "whole", "beta": None}, "reference is whole, but a linear probe"),
-        ("adapter", PROBE, "beta is 1.0, but a linear probe has no reference and no beta"),
+        (
+            "whole",
+            {"scorer": "policy"},
+            "whole is a whole model, not an adapter, so its reference is unknown",
+        ),
+        ("adapter", {"scorer": "probe", "reference": "whole"}, "reference is whole, but a linear probe"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "dpo"}, "scorer is dpo, but adapter is a model and no run; use --scorer"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),

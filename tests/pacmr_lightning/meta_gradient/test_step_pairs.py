@@ -60,7 +60,7 @@ def test_equal_to_a_pass_a_pair(name, options, form, micro_batch_size, setting):
     weighted, along = zeros(policy.adapter()), found.along(direction)
     sizes = [len(part) for part, _ in found.parts]
     for part, some in zip(found, factors.split(sizes), strict=True):
-        part.add_gradient(weighted, some, torch.ones(()))
+        part.add_gradient(weighted, some)
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)

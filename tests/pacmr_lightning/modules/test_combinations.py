@@ -36,19 +36,16 @@ OBJECTIVES = {
 }
 
 
-def vnet(estimator=None, soft=False):
-    options = {"start_offset": 0.4, "soft_labels": True} if soft else {}
-    estimator = estimator or GhostDotProduct()
-    return weighting.VNetWeighting(SoftPromptConsistency(), estimator, every=1, **options)
+def vnet(estimator):
+    return weighting.VNetWeighting(SoftPromptConsistency(), estimator, every=1)
 
 
 WEIGHTINGS = {
     "Unweighted": weighting.Unweighted,
     "SigmoidPrior": weighting.SigmoidPrior,
     "SigmoidPrior, soft labels": partial(weighting.SigmoidPrior, offset=0.4, soft_labels=True),
-    "VNetWeighting": vnet,
+    "VNetWeighting": lambda: vnet(GhostDotProduct()),
     "VNetWeighting, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
-    "VNetWeighting, soft labels": partial(vnet, soft=True),
     "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet", mean_one=True),
     "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
     "OracleWeights": partial(weighting.OracleWeights, 0.3),
@@ -82,8 +79,8 @@ def one_update(policy, batch, meta, objective, weighting):
     """The gradient of a step as the module computes it, and the pairs with what the step has told of them."""
     module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
     objective, weighting = module.objective, module.weighting
-    soft, keep = weighting.soft_labels, bool(weighting.every) and "auto"
-    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, keep=keep, soft_labels=soft)
+    keep = bool(weighting.every) and "auto"
+    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, keep=keep)
     if weighting.every:
         before = {} if weighting.vnet is None else copy.deepcopy(weighting.vnet.state_dict())
         weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2, 1e-2)

@@ -178,33 +178,6 @@ def test_the_default_without_a_gpu(fit):
 
 
 @pytest.mark.parametrize(
-    ("per_row", "recomputed", "lora"),
-    [(5, False, []), (20, True, ["--model.lora", '{"r": 4, "lora_dropout": 0.5}'])],
-)
-def test_supervised_fine_tuning(per_row, recomputed, lora, gpu, tiny_llama, tmp_path, monkeypatch, caplog):
-    """Only recomputation is tried; dropout draws what it would have drawn."""
-    monkeypatch.chdir(tmp_path)
-    tiny_llama("model", num_hidden_layers=2)
-    write_lines("rows.jsonl", [{"prompt": f"Name {i}.", "completion": " It is blue."} for i in range(24)])
-    gpu.per_row = per_row
-    words = """fit --model SFTModule --model.model model --data SFTDataModule --data.tokenizer model
-        --data.source CompletionFiles --data.source.train rows.jsonl --data.source.validation rows.jsonl
-        --data.batch_size 8 --trainer.accelerator cpu --trainer.max_steps 2 --model.learning_rate 1e-3
-        --trainer.enable_progress_bar false"""
-    found = {}
-    for asked in ("auto", str(recomputed)):
-        options = ["--model.gradient_checkpointing", asked, "--trainer.default_root_dir", asked]
-        cli.main([*words.split(), *lora, *options])
-        written = yaml.safe_load(Path(asked, "config.yaml").read_text())["model"]["init_args"]
-        assert written["gradient_checkpointing"] is recomputed
-        found[asked] = torch.load(Path(asked, "checkpoints", "last.ckpt"), weights_only=True)["state_dict"]
-    (said,) = [line for line in caplog.text.splitlines() if "gradient_checkpointing auto is" in line]
-    assert f"auto is {str(recomputed).lower()}: a step with the longest rows took" in said
-    assert "overrule by --model.gradient_checkpointing." in said
-    assert all(torch.equal(value, found[str(recomputed)][name]) for name, value in found["auto"].items())
-
-
-@pytest.mark.parametrize(
     "said",
     [
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

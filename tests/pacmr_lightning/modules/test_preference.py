@@ -314,7 +314,6 @@ def test_nothing_is_logged(make_run):
             {"micro_batch_tokens": 9, "micro_batch_size": 2},
             "micro_batch_tokens is 9 and micro_batch_size 2, but one",
         ),
-        ({"micro_batch_tokens": 9, "objective": DrDPO()}, "micro_batch_tokens is 9, but DrDPO groups"),
         ({"objective": DrDPO(), "weighting": SigmoidPrior()}, "DrDPO weighs the pairs of a batch itself"),
     ],
 )

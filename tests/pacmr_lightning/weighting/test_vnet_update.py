@@ -52,8 +52,6 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
         assert 0 < (a == weighting.vnet.max_slope).sum() < len(a)
     g = c + (1 - c) / (1 + torch.exp(-a * u - b))
     losses = g * DPO(BETA)(found)
-    if weighting.soft_labels:
-        losses = losses - (1 - g) * F.logsigmoid(-found.u)
     gradients = torch.autograd.grad(losses.sum() / len(train), values, create_graph=True)
     virtual = {n: p - alpha * q for n, p, q in zip(names, values, gradients, strict=True)}
 
@@ -124,13 +122,12 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         "step",
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
-    pairs = RecomputedStepPairs(policy, DPO(BETA), train, micro_batch_size, weighting.soft_labels)
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, micro_batch_size)
     return caught, weighting.update(pairs, meta, 99.0, 1.0)
 
 
 OPTIONS = (
     {},
-    {"soft_labels": True, "start_offset": 0.4},
     {"floor": 0.3, "max_slope": 1.2},
 )
 ESTIMATORS = (
@@ -140,7 +137,7 @@ ESTIMATORS = (
 )
 # Any two of an estimator, an outer objective and options meet.
 CASES = [
-    (*estimator, outer, OPTIONS[(i + j) % 3])
+    (*estimator, outer, OPTIONS[(i + j) % 2])
     for i, estimator in enumerate(ESTIMATORS)
     for j, outer in enumerate(OUTER)
 ]
