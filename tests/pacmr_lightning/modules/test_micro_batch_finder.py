@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import micro_batch_finder as finder
-from pacmr_lightning.modules import preference, sft
+from pacmr_lightning.modules import preference
 from pacmr_lightning.modules.micro_batch_finder import RAN_OUT, Way, first_that_fits, peak_bytes
 from pacmr_lightning.policy import PolicyModel, model
 
@@ -36,10 +36,8 @@ class Gpu:
         numbers |= {"reset_peak_memory_stats": self.reset, "empty_cache": lambda: None}
         for name, value in numbers.items():
             patch.setattr(torch.cuda, name, value)
-        for module in (preference, sft):
-            patch.setattr(module, "can_be_tried", lambda device: True)
-        for module in (model, sft):  # "auto" starts recomputed
-            patch.setattr(module, "recomputes", lambda asked: asked == "auto" or asked)
+        patch.setattr(preference, "can_be_tried", lambda device: True)
+        patch.setattr(model, "recomputes", lambda asked: asked == "auto" or asked)  # "auto" starts recomputed
         choose = model.choose_plan
         patch.setattr(model, "choose_plan", lambda *of: self.unwatched(choose, *of))
         self.watches = True
