@@ -44,8 +44,6 @@ SURE = 0.05
 """Differences whose p after Holm's correction is under this are bold."""
 HIGHEST = 5.0
 """Highest KL in a figure, in nats, unless methods are compared at a higher one."""
-LINE_HEIGHT = 0.075
-"""Distance of two labels, as a share of the axis."""
 
 
 @dataclass
@@ -504,15 +502,15 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
         )
     rates = sorted(frame["noise"].unique())
     highest = max(HIGHEST, *frontier.kls)
-    panels = max(5.0, 2.5 * len(rates))
-    figure, axes = plt.subplots(1, len(rates), figsize=(panels, 3.6), sharey=True, squeeze=False)
+    size = (max(5.0, 2.5 * len(rates)) + 2.6, 3.6)
+    figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False, layout="constrained")
     known = [name for name in sweep.methods if frame["method"].eq(name).any() and sweep.methods[name].vary]
     coloured = [name for name in frontier.coloured or known if name in known][: len(COLORS) - 1]
     colors = dict(zip(coloured, COLORS, strict=False)) | {
         n: "black" for n in coloured if sweep.methods[n].bound
     }
     ceilings = _ceilings(frontier.ceiling, frame["seed"].unique().tolist()) if frontier.ceiling else []
-    lines, ends = [], {}
+    lines = []
     for axis, rate in zip(axes[0], rates, strict=True):
         if ceilings:
             _draw_ceiling(axis, ceilings, highest)
@@ -537,9 +535,8 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
                 ls="--" if sweep.methods[name].bound else "-",
                 elinewidth=0.8,
                 zorder=3,
+                label=sweep.methods[name].label or name,
             )
-            if axis is axes[0, -1] and len(line):
-                ends[name] = line.iloc[-1][["sequence_kl", measure]].tolist()
         axis.set(title=f"{rate:.0%} label noise", xscale="log", xlabel="KL to the reference (nats)")
         axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.grid(alpha=0.3)
@@ -553,48 +550,15 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
             axis.set_ylim(low - margin, high + above + margin)
             axis.set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * highest)
     axes[0, 0].set_ylabel(MEASURES[measure].heading.lower())
-    labels = {name: sweep.methods[name].label or name for name in ends}
-    width = figure.get_figwidth() + 0.4 + 0.075 * max(map(len, labels.values()), default=0)
-    figure.set_figwidth(width)
-    figure.tight_layout(rect=(0, 0.05, panels / width, 1))
-    label_ends(axes[0, -1], {labels[name]: (*end, colors[name]) for name, end in ends.items()})
+    figure.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center", frameon=False)
     seeds = frame["seed"].nunique()
     note = f"Mean ± standard error, {seeds} seeds." if seeds > 1 else "One seed."
     if others := len(known) - len(colors):
         note += f" Grey: {others} other settings."
     if ceilings:
         note += " Black: any policy, and best of 2, 4, 8, ... (exact)."
-    figure.text(0.01, 0.02, note, fontsize=9, color="0.3")
+    figure.supxlabel(note, fontsize=9, color="0.3")
     return figure
-
-
-def label_ends(axis: Axes, ends: dict[str, tuple[float, float, str]]) -> None:
-    """Write names beside the axis at the right ends of their curves, apart from one another.
-
-    Args:
-        axis: with its final limits.
-        ends: x, y and colour of the last point of each curve, by name.
-    """
-    low, high = axis.get_ylim()
-    names = sorted(ends, key=lambda name: ends[name][1])
-    wanted = [(ends[name][1] - low) / (high - low) for name in names]
-    places: list[float] = []
-    for place in wanted:
-        places.append(max(place, places[-1] + LINE_HEIGHT) if places else max(place, 0.0))
-    excess = max(0.0, places[-1] - 1) if places else 0.0
-    for name, place in zip(names, places, strict=True):
-        x, y, color = ends[name]
-        axis.annotate(
-            name,
-            (x, y),
-            (1.06, place - excess),
-            textcoords="axes fraction",
-            va="center",
-            color=color,
-            fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 1, "shrinkB": 2},
-            annotation_clip=False,
-        )
 
 
 def _ceilings(reference: str, seeds: Sequence[int]) -> list[pd.DataFrame]:
