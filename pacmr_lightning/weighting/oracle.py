@@ -1,5 +1,6 @@
 """Weightings from true labels or preference probabilities: upper bounds."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,9 @@ from ..batch import PairBatch
 from ..errors import UserError, check_within
 from ..rewards import Rewards
 from .base import Weighting, Weights
+
+RHO0, RATES = 0.5, "[0, 0.5)"
+"""Scale of the weights, and the noise rates below 1 - rho0."""
 
 
 def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
@@ -20,23 +24,16 @@ class OracleWeights(Weighting):
     """Weights of Qu et al., appendix D, from every pair's known eta and the noise rate.
 
     With the chosen response first, g+ = rho0 e^s / (eps + (1 - eps) e^s), s = logit(eta). Under symmetric
-    flips the other order gives the same.
+    flips the other order gives the same. rho0, of which the optimum is free, is ``RHO0``.
 
     Args:
-        label_noise: noise rate eps, in [0, 1); "auto" is the datamodule's noise rate.
-        rho0: scale of the weights, in (0, 1 - eps); the optimum does not depend on it.
+        label_noise: noise rate eps, in [0, 1 - rho0); "auto" is the datamodule's noise rate.
     """
 
-    def __init__(self, label_noise: float | Literal["auto"] = "auto", rho0: float = 0.5):
+    def __init__(self, label_noise: float | Literal["auto"] = "auto"):
         self.label_noise = label_noise
-        self.rho0 = rho0
         if label_noise != "auto":
-            self._check(label_noise)
-
-    def _check(self, rate: float) -> None:
-        check_within("[0, 1)", label_noise=rate)
-        if not 0 < self.rho0 < 1 - rate:
-            raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
+            check_within(RATES, label_noise=label_noise)
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the rate if it is "auto"."""
@@ -46,7 +43,7 @@ class OracleWeights(Weighting):
                     "OracleWeights needs one noise rate for all pairs, but the noise has several; use "
                     "noise_rate for the noise, or DropFlipped as the weighting."
                 )
-            self._check(rate)
+            check_within(RATES, label_noise=rate)
             self.label_noise = rate
 
     def check_pairs(self, pairs: Any) -> None:
@@ -63,8 +60,8 @@ class OracleWeights(Weighting):
         assert batch.eta is not None, "check_pairs refuses it"
         # Rounded probabilities 0 and 1 have no finite logit. On the CPU, since a device may lack float64.
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
-        eps, rho0 = torch.tensor([self.label_noise, self.rho0], dtype=torch.float64)
-        return Weights((rho0.log() - log_noisy_over_clean(s, eps, eps)).exp().to(rewards.u))
+        eps = torch.tensor(self.label_noise, dtype=torch.float64)
+        return Weights((math.log(RHO0) - log_noisy_over_clean(s, eps, eps)).exp().to(rewards.u))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rate, which "auto" may have set."""

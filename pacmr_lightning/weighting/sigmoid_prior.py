@@ -25,31 +25,13 @@ class SigmoidPrior(Weighting):
         offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With slope 1 these weights
             satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
         floor: c, the smallest weight, which keeps DPO's restoring force (docs/methods.md).
-        soft_labels: loss g l(u) + (1 - g) l(-u). With slope 1 and the offset logit(1 - rate) that is RE-PO's
-            loss at a fixed rate (``RPOEM``).
-
-    Raises:
-        UserError: soft labels with an offset that is not above 0.
     """
 
-    def __init__(
-        self,
-        slope: float = 1.0,
-        offset: float | Literal["auto"] = 0.0,
-        floor: float = 0.0,
-        soft_labels: bool = False,
-    ):
+    def __init__(self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, floor: float = 0.0):
         check_within("[0, 1)", floor=floor)
         self.floor = floor
         self.slope = slope
         self.offset = offset
-        self.soft_labels = soft_labels
-        if soft_labels and offset != "auto" and not offset > 0:
-            raise UserError(
-                f"soft_labels needs offset above 0, but it is {offset:g}: at u = 0 a weight of 1/2 gives "
-                "both labels equal loss, so a fresh policy learns nothing; set it to logit(1 - noise rate), "
-                "0.4 at 40%, or to auto where the datamodule injects noise."
-            )
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the offset if it is "auto"."""

@@ -43,7 +43,6 @@ def vnet(estimator):
 WEIGHTINGS = {
     "Unweighted": weighting.Unweighted,
     "SigmoidPrior": weighting.SigmoidPrior,
-    "SigmoidPrior, soft labels": partial(weighting.SigmoidPrior, offset=0.4, soft_labels=True),
     "VNetWeighting": lambda: vnet(GhostDotProduct()),
     "VNetWeighting, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
     "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet", mean_one=True),
