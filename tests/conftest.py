@@ -29,6 +29,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("tests")
 
+TURNS = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 LLAMA = {
     **{"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16},
     **{"num_hidden_layers": 1, "num_attention_heads": 2},
@@ -231,6 +235,17 @@ def short_fit(model: object, words: str = "") -> list[str]:
     base = f"fit --model PreferenceModule --model.policy PolicyModel --model.policy.model {model}"
     base += " --data PreferenceDataModule --trainer.accelerator cpu --trainer.enable_progress_bar false"
     return f"{base} --trainer.enable_model_summary false {words}".split()
+
+
+def files(train: object, validation: object = None) -> str:
+    """Words that read pairs from files; without validation rows they are the training rows."""
+    return f"--data.source Files --data.source.train {train} --data.source.validation {validation or train}"
+
+
+def with_callback(name: str, **options: object) -> str:
+    """Words that add a callback with options to a run."""
+    given = (f" --trainer.callbacks.{option} {value}" for option, value in options.items())
+    return f"--trainer.callbacks+={name}{''.join(given)}"
 
 
 def quiet_trainer(folder, callbacks=(), **options):

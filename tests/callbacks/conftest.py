@@ -1,6 +1,5 @@
 """Small module with PreferenceModule's interface to the callbacks, and a run of it."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -125,21 +124,3 @@ def make_module():
 @pytest.fixture
 def make_data():
     return Data
-
-
-@pytest.fixture(scope="session")
-def two_processes(tmp_path_factory):
-    """Return the folder of a run in two processes; see ddp_run.py."""
-    import os
-    import subprocess
-    import sys
-
-    folder = tmp_path_factory.mktemp("ddp")
-    script = Path(__file__).with_name("ddp_run.py")
-    result = subprocess.run(
-        [sys.executable, str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        **{"capture_output": True, "text": True, "timeout": 1200},
-    )
-    assert result.returncode == 0, result.stderr
-    return folder

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-import yaml
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
@@ -13,34 +12,34 @@ from pacmr_lightning import cli
 from pacmr_lightning.analysis.distribution_figure import draw_precision_recall
 from pacmr_lightning.callbacks.dashboard import CHARTS, RESULTS
 
+from ..conftest import short_fit, with_callback
+
 UPDATES = 6
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_llama, preference_config):
+def runs(tmp_path_factory, tiny_llama):
     """Return a folder with a run of six updates, resumed after four, and a DPO run."""
     folder = tmp_path_factory.mktemp("runs")
-    source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 24, "validation_pairs": 8}}
+    model = tiny_llama(folder / "model")
     callbacks = [
-        {"class_path": "Dashboard"},
-        {"class_path": "WeightRecorder"},
-        {"class_path": "WeightDistributions", "init_args": {"every": 2}},
-        {"class_path": "GoldReward", "init_args": {"samples": 4, "max_new_tokens": 3, "every": 2}},
-        {"class_path": "WeightGap", "init_args": {"probe_pairs": 8}},
+        *map(with_callback, ("Dashboard", "WeightRecorder")),
+        with_callback("WeightDistributions", every=2),
+        with_callback("GoldReward", samples=4, max_new_tokens=3, every=2),
+        with_callback("WeightGap", probe_pairs=8),
     ]
-    vnet = {"class_path": "VNetWeighting", "init_args": {"every": 1, "learning_rate": 0.05}}
-    for name, weighting in (("pacmr", {"weighting": vnet, "method": "pacmr"}), ("dpo", {})):
-        model, noise = tiny_llama(str(folder / "model")), {"noise_rate": 0.3}
-        trainer = {"default_root_dir": str(folder / name), "val_check_interval": 2, "log_every_n_steps": 10}
-        trainer |= {"max_steps": UPDATES, "max_epochs": -1}
-        config = preference_config(model, source, weighting, noise, callbacks, **trainer)
-        config["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-        arguments = ["fit", "--config", str(folder / f"{name}.yaml")]
-        if name == "pacmr":
-            cli.main([*arguments, "--trainer.max_steps", "4"])
-            arguments += ["--ckpt_path", "last"]
-        cli.main(arguments)
+    vnet = """--model.method pacmr --model.weighting VNetWeighting --model.weighting.every 1
+        --model.weighting.learning_rate 0.05 --trainer.max_steps"""
+    for name, more in (
+        ("pacmr", f"{vnet} 4"),
+        ("pacmr", f"{vnet} {UPDATES} --ckpt_path last"),
+        ("dpo", f"--trainer.max_steps {UPDATES}"),
+    ):
+        words = f"""--data.source EmbeddedWorld --data.source.pairs 24 --data.source.validation_pairs 8
+            --data.global_batch_size 8 --data.meta_batch_size 4 --data.noise_rate 0.3 --model.policy.rank 2
+            --trainer.val_check_interval 2 --trainer.log_every_n_steps 10 --trainer.max_epochs -1
+            --trainer.default_root_dir {folder / name} {" ".join(callbacks)} {more}"""
+        cli.main(short_fit(model, words))
     return folder
 
 
@@ -106,6 +105,7 @@ def test_precision_and_recall_of_flips(runs, board):
 
 
 def test_nothing_to_log_to(runs, tmp_path):
-    arguments = ["fit", "--config", str(runs / "dpo.yaml"), "--trainer.default_root_dir", str(tmp_path)]
+    config = runs / "dpo" / "config.yaml"
+    arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     cli.main([*arguments, "--trainer.logger", "false", "--trainer.max_steps", "1"])
     assert not list(tmp_path.rglob("*tfevents*"))

@@ -8,16 +8,15 @@ import sys
 
 import pytest
 import torch
-import yaml
 
-from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GenerationWriter
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 
-from ..conftest import quiet_trainer
+from ..conftest import TURNS, quiet_trainer, read_lines, short_fit
 
 FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "response_tokens"]
 
@@ -43,13 +42,9 @@ def predict(tmp_path, model):
         options = {"validation_batch_size": 4, "predict_prompts": 10, **(data or {})}
         trainer = quiet_trainer(tmp_path / folder, [GenerationWriter(**writer)])
         trainer.predict(module, PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options))
-        return rows_of(tmp_path / folder / "generations.jsonl")
+        return read_lines(writer.get("output", tmp_path / folder / "generations.jsonl"))
 
     return run
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
@@ -65,10 +60,8 @@ def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
     assert all((row["response_tokens"] < 8) <= (row["finish_reason"] == "stop") for row in rows)
     assert f"10 of {len(prompts)} prompts, drawn with seed 42." in caplog.text
     assert "these are the reference's responses" in caplog.text
-    assert (
-        f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them truncated at 8 tokens."
-        in caplog.text
-    )
+    said = f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them truncated at 8 tokens."
+    assert said in caplog.text
 
     # Another policy answers the same prompts under the same ids.
     caplog.clear()
@@ -100,14 +93,10 @@ def test_what_was_answered_is_not_generated_again(predict, tmp_path, caplog):
         assert not any(row["response"].startswith("stored") for row in predict(**options))
 
 
-def test_chat_messages_stay_messages(predict, model, tmp_path):
-    from pacmr_lightning.datamodules.tokenizer import load_tokenizer
-
+def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
+    """In a file that is named, whose folder is made."""
     tokenizer = load_tokenizer(model)
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
+    tokenizer.chat_template = TURNS
     tokenizer.save_pretrained(model)
     question = [{"role": "user", "content": "What is the sea?"}]
     sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
@@ -115,9 +104,11 @@ def test_chat_messages_stay_messages(predict, model, tmp_path):
         {"id": "chat", "prompt": question, **sides},
         {"id": "text", "prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": " a", "rejected": " b"},
     ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chat, text = predict(Files(str(path), str(path)))
+    path = write_rows(rows)
+    output = tmp_path / "new" / "answers.jsonl"
+    chat, text = predict(Files(path, path), output=str(output))
+    assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.answers.sqlite"}
+    assert not (tmp_path / "run").exists()
     assert (chat["id"], chat["prompt"]) == ("chat", question)
     assert (text["id"], text["prompt"]) == ("text", "\n\nHuman: Hi\n\nAssistant:")
     rendered = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
@@ -135,20 +126,19 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
         predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
     with pytest.raises(UserError, match="top_p is 2"):
         predict(top_p=2.0)
-    with pytest.raises(UserError, match="predict_prompts is 0"):
-        predict(data={"predict_prompts": 0})
+    with pytest.raises(UserError, match="temperature is -1"):
+        predict(temperature=-1.0)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.fixture
-def command(tmp_path, model, preference_config):
+def command(tmp_path, model):
     """Return the command line of ``pacmr predict`` with the reference on the synthetic benchmark."""
-    world = {"class_path": "EmbeddedWorld"}
-    content = preference_config(model, world, {"max_new_tokens": 48}, {"validation_batch_size": 4}, devices=1)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    words = """--data.source EmbeddedWorld --data.validation_batch_size 4 --data.global_batch_size 8
+        --model.max_new_tokens 48 --trainer.devices 1"""
 
     def make(folder, *options):
-        base = [sys.executable, "-m", "pacmr_lightning", "predict", "--config", str(tmp_path / "config.yaml")]
+        base = [sys.executable, "-m", "pacmr_lightning", "predict", *short_fit(model, words)[1:]]
         return [*base, "--trainer.default_root_dir", str(tmp_path / folder), *options]
 
     return make
@@ -188,11 +178,8 @@ def test_killed_it_goes_on(command, tmp_path, forked):
 
 
 def stored(path):
-    try:
-        with sqlite3.connect(path, timeout=60) as store:
-            return store.execute("SELECT count(*) FROM answers").fetchone()[0]
-    except sqlite3.OperationalError:  # the table is not there yet
-        return 0
+    with sqlite3.connect(path) as store:
+        return store.execute("SELECT count(*) FROM answers").fetchone()[0]
 
 
 @pytest.mark.slow
@@ -211,16 +198,3 @@ def test_two_processes_answer_every_prompt_once(command, tmp_path):
     assert none.returncode == 2 and "Traceback" not in none.stderr
     sentence = "There are 1 prompts to answer, but each of 2 processes needs one; use fewer"
     assert sentence in none.stderr and not (tmp_path / "none").exists()
-
-
-def test_the_command_line(command, tmp_path, capsys):
-    output = tmp_path / "new" / "answers.jsonl"
-    few = ["--data.predict_prompts", "3", "--model.max_new_tokens", "2", "--generation.output", str(output)]
-    cli.main([*command("run", *few)[3:], "--generation.temperature", "0.7", "--generation.top_p", "0.9"])
-    assert len(rows_of(output)) == 3 and not (tmp_path / "run").exists()
-    names = {"answers.jsonl", "answers.jsonl.answers.sqlite"}
-    assert {path.name for path in output.parent.iterdir()} == names
-    with pytest.raises(SystemExit) as stop:
-        cli.main(command("run", "--generation.temperature", "-1")[3:])
-    assert stop.value.code == 2 and "temperature is -1" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

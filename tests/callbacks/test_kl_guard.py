@@ -6,31 +6,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.runs.finished_run import find_run, load_run
 
-from ..conftest import write_lines
-
-GUARD = "pacmr_lightning.callbacks.KLGuard"
+from ..conftest import files, short_fit, with_callback, write_lines
 
 
 @pytest.fixture
-def fit(tiny_llama, pair_rows, tmp_path, monkeypatch, preference_config):
+def fit(tiny_llama, pair_rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_llama("model", initializer_range=0.5)
-    write_lines(tmp_path / "pairs.jsonl", [row | {"id": str(i)} for i, row in enumerate(pair_rows(64))])
+    write_lines("pairs.jsonl", (row | {"id": str(i)} for i, row in enumerate(pair_rows(64))))
 
-    def run(folder, guard, rate, method=None):
-        callbacks = [{"class_path": name, "init_args": options} for name, options in guard]
-        callbacks.append({"class_path": "RunSummary"})
-        module = {"learning_rate": rate, **(method or {})}
-        config = preference_config(
-            "model", "pairs.jsonl", module, callbacks=callbacks, max_epochs=2, default_root_dir=folder
-        )
-        Path("config.yaml").write_text(yaml.safe_dump(config))
-        cli.main(["fit", "--config", "config.yaml"])
+    def run(folder, more):
+        words = f"""{files("pairs.jsonl")} --data.global_batch_size 8 --data.meta_batch_size 4
+            --model.learning_rate 0.003 --trainer.max_epochs 2 --trainer.log_every_n_steps 1
+            --trainer.default_root_dir {folder} {more} {with_callback("RunSummary")}"""
+        cli.main(short_fit("model", words))
         return torch.load(Path(folder) / "checkpoints/last.ckpt", weights_only=False)
 
     return run
@@ -41,10 +34,9 @@ def adapters_are_equal(one, other):
 
 
 def test_a_run_that_goes_too_far(fit, recwarn):
-    vnet = {"weighting": {"class_path": "VNetWeighting", "init_args": {"every": 1}}}
-    options = {"pairs": 4, "every": 2, "warn": 1e-4, "stop": 0.3}
-    sampled = ("SequenceKL", {"samples": 4, "max_new_tokens": 4, "every": 2})
-    last = fit("run", [sampled, (GUARD, options)], 0.003, vnet)
+    vnet = "--model.weighting VNetWeighting --model.weighting.every 1"
+    sampled = with_callback("SequenceKL", samples=4, max_new_tokens=4, every=2)
+    last = fit("run", f"{vnet} {sampled} {with_callback('KLGuard', pairs=4, every=2, warn=1e-4, stop=0.3)}")
     said = [str(w.message) for w in recwarn if "nats per token away" in str(w.message)]
     assert "KLGuard ends the training: after" in said[-1] and last["global_step"] < 16
     kept = int(said[-1].rpartition("the policy of update ")[2].partition(".")[0])
@@ -55,8 +47,7 @@ def test_a_run_that_goes_too_far(fit, recwarn):
     assert measured.iloc[-1] == (measured[kept - 1] if kept else 0)
     assert summary["metrics"]["val/sequence_kl"] == measured.iloc[-1]
     # The same run without a guard is there after as many updates.
-    snapshots = ("Snapshots", {"steps": [kept]})
-    fit("free", [snapshots], 0.003, vnet)
+    fit("free", f"{vnet} {with_callback('Snapshots', steps=[kept])}")
     [path] = Path("free/checkpoints").glob(f"*{kept}.ckpt")
     free = torch.load(path, weights_only=False)
     assert adapters_are_equal(last, free)
@@ -66,7 +57,7 @@ def test_a_run_that_goes_too_far(fit, recwarn):
 
 def test_the_number_it_stops_by(fit):
     """KL per token of a finished run, against the sum over the vocabulary with one pair at a time."""
-    fit("run", [(GUARD, {"pairs": 3, "every": 16, "warn": 100, "stop": None})], 0.003)
+    fit("run", with_callback("KLGuard", pairs=3, every=16, warn=100, stop="null"))
     summary = json.loads(Path("run/summary.json").read_text())
     module, data, _ = load_run(find_run("run", "last"), as_trained=True)
     data.setup("fit")

@@ -1,8 +1,12 @@
 """Options of callbacks that are out of range, and modules or data that do not fit them."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import pytest
 
 from pacmr_lightning import callbacks
+from pacmr_lightning.callbacks.interval import Interval
 from pacmr_lightning.errors import UserError
 
 
@@ -42,3 +46,22 @@ def test_another_module_or_data(callback, message, fit, tmp_path, make_module, m
     monkeypatch.setattr(make_module, "training_step", lambda self, batch, batch_idx: None)
     with pytest.raises(UserError, match=message):
         fit(tmp_path, [callback()])
+
+
+@pytest.mark.parametrize("updates", [1, 7, 10, 95, 2901])
+def test_an_interval_may_be_a_share_of_the_run(updates):
+    """A tenth is due ten times in a run of any length, and at its end."""
+
+    def steps_of(every):
+        interval, trainer, steps = Interval(every), SimpleNamespace(estimated_stepping_batches=updates), []
+        for trainer.global_step in range(1, updates + 1):
+            steps += [trainer.global_step] * interval.is_due(trainer)
+        return steps
+
+    steps = steps_of(0.1)
+    assert len(steps) == min(10, updates) and steps[-1] == updates
+    assert all(abs(b - a - updates / 10) < 1 for a, b in pairwise(steps) if updates >= 10)
+    assert steps_of(10) == list(range(10, updates + 1, 10)) and steps_of(1.0) == [updates]
+    endless = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
+    with pytest.raises(UserError, match=r"every is 0\.1, a share of the run, but the run has no end"):
+        Interval(0.1).is_due(endless)

@@ -1,8 +1,7 @@
-"""LastVisits: whole steps, the same for any number of ranks."""
+"""LastVisits: whole steps, the same for any number of ranks; in real processes: test_two_processes.py."""
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pacmr_lightning.callbacks import visits as module
 from pacmr_lightning.callbacks.visits import LastVisits
@@ -68,30 +67,3 @@ def test_resume_with_other_ranks(before, after, monkeypatch):
     assert of_all(second, monkeypatch)[:, 0].unique().tolist() == [2, 3, 4, 5]
     visit(second, first=6)
     assert torch.equal(of_all(second, monkeypatch), of_all(whole, monkeypatch))
-
-
-def process(rank, init, folder):
-    """One of two processes: uneven shares of each step, one of them empty at times."""
-    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=2)
-    visits = LastVisits(20, columns=2)
-    for number in range(STEPS):
-        cut = number % 3
-        rows = step_of(number)
-        visits.add(number, *(rows[:cut] if rank == 0 else rows[cut:]).unbind(1))
-    torch.save(visits.of_all_ranks(), f"{folder}/{rank}")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_with_uneven_shares(tmp_path):
-    context = torch.multiprocessing.get_context("fork")
-    processes = [context.Process(target=process, args=(rank, tmp_path / "init", tmp_path)) for rank in (0, 1)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(120)
-        assert one.exitcode == 0
-    alone = LastVisits(20, columns=2)
-    visit([alone])
-    for rank in (0, 1):
-        assert torch.equal(torch.load(tmp_path / str(rank)), alone.of_all_ranks())

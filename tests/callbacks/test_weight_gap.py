@@ -1,13 +1,9 @@
-"""WeightGap in real runs from YAML: the table, resumes, two processes."""
-
-import subprocess
-import sys
+"""WeightGap in real runs: the table, resumes; in two processes: test_groups.py."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from sklearn.metrics import roc_auc_score
 
 from pacmr_lightning import cli
@@ -17,29 +13,25 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
 
+from ..conftest import files, short_fit, with_callback
+
 
 @pytest.fixture
-def config(tmp_path, tiny_llama, write_rows, preference_config):
-    """Return a config file of 6 updates of 8 pairs, with VNet updates every 2 and 13 probe pairs."""
-    rows = [row | {"id": f"pair-{i}"} for i, row in enumerate(World().preference_rows(56, 0))]
-    vnet = {"class_path": "VNetWeighting", "init_args": {"every": 2, "learning_rate": 0.05}}
-    gap = {"class_path": "WeightGap", "init_args": {"probe_pairs": 13}}
-    content = preference_config(
+def words(tmp_path, tiny_llama, write_rows):
+    """A run of 6 updates of 8 pairs, with VNet updates every 2 and 13 probe pairs."""
+    rows = write_rows(row | {"id": f"pair-{i}"} for i, row in enumerate(World().preference_rows(56, 0)))
+    return short_fit(
         tiny_llama(tmp_path / "model", initializer_range=0.2),
-        write_rows(rows),
-        {"weighting": vnet, "learning_rate": 0.01, "micro_batch_size": 4},
-        {"noise_rate": 0.4},
-        [{"class_path": "WeightRecorder"}, gap],
-        max_steps=6,
+        f"""{files(rows)} --data.global_batch_size 8 --data.meta_batch_size 4 --data.noise_rate 0.4
+        --model.weighting VNetWeighting --model.weighting.every 2 --model.weighting.learning_rate 0.05
+        --model.learning_rate 0.01 --model.micro_batch_size 4 --trainer.max_steps 6
+        --trainer.log_every_n_steps 1 --checkpoint.every_n_train_steps 2 --checkpoint.save_top_k -1
+        {with_callback("WeightRecorder")} {with_callback("WeightGap", probe_pairs=13)}""",
     )
-    content["checkpoint"] = {"every_n_train_steps": 2, "save_top_k": -1}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
-def fit(config, folder, *arguments):
-    cli.main(["fit", "--config", str(config), "--trainer.default_root_dir", str(folder), *arguments])
+def fit(words, folder, *more):
+    cli.main([*words, "--trainer.default_root_dir", str(folder), *more])
     return pd.read_csv(folder / "analysis" / "weight-gap.csv")
 
 
@@ -47,7 +39,7 @@ EVERY = ("--trainer.callbacks.every", "2")
 
 
 @pytest.mark.filterwarnings("ignore:.*stay until this fit overwrites them")
-def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
+def test_the_table_and_what_it_leaves_alone(words, tmp_path, monkeypatch):
     """The probe changes neither mode nor parameters of the policy, nor the random state."""
     kept = []
     look = WeightGap.look
@@ -59,7 +51,7 @@ def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
             kept.append((modes, weights, torch.get_rng_state(), torch.is_grad_enabled()))
             step()
 
-    table = fit(config, tmp_path / "once")
+    table = fit(words, tmp_path / "once")
     assert table["step"].tolist() == [6] and table["pairs"].tolist() == [13]
     module, data, _ = load_run(find_run(tmp_path / "once", "last"), as_trained=True)
     data.setup("fit")
@@ -75,7 +67,7 @@ def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(WeightGap, "look", watched)
     folder = tmp_path / "often"
-    often = fit(config, folder, *EVERY)
+    often = fit(words, folder, *EVERY)
     assert sorted(set(often["step"])) == [2, 4, 6]
     pd.testing.assert_frame_equal(often[often["step"] == 6].reset_index(drop=True), table)
     pd.testing.assert_frame_equal(read_weights(folder), read_weights(tmp_path / "once"))
@@ -86,12 +78,12 @@ def test_the_table_and_what_it_leaves_alone(config, tmp_path, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
 
     # A resume neither doubles nor loses rows.
-    again = fit(config, folder, *EVERY, "--ckpt_path", str(folder / "checkpoints" / "step-4.ckpt"))
+    again = fit(words, folder, *EVERY, "--ckpt_path", str(folder / "checkpoints" / "step-4.ckpt"))
     pd.testing.assert_frame_equal(again, often)
 
 
-def test_unknown_flips_have_no_gap(config, tmp_path):
-    table = fit(config, tmp_path / "run", "--data.noise_rate", "0", "--model.weighting", "SigmoidPrior")
+def test_unknown_flips_have_no_gap(words, tmp_path):
+    table = fit(words, tmp_path / "run", "--data.noise_rate", "0", "--model.weighting", "SigmoidPrior")
     # Rows of the synthetic benchmark say that they are not flipped; without the column nothing is known.
     assert table["mean_flipped"].isna().all() and table["auroc"].isna().all()
     assert table["mean"].between(0, 1).all()
@@ -106,16 +98,3 @@ def test_the_probe_set_depends_on_ids_alone():
     assert len(probe_indices(ids[:7], 100)) == 7
     # As good as random: the mean position of 100 of 500 has a standard error of 13.
     assert abs(np.mean([int(name.split("-")[1]) for name in chosen]) - 249.5) < 52
-
-
-@pytest.mark.slow
-def test_two_processes(config, tmp_path):
-    """13 probe pairs on two ranks, one of them twice."""
-    alone = fit(config, tmp_path / "one", *EVERY)
-    command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(config), *EVERY]
-    command += ["--trainer.default_root_dir", str(tmp_path / "two")]
-    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    two = pd.read_csv(tmp_path / "two" / "analysis" / "weight-gap.csv")
-    pd.testing.assert_frame_equal(two, alone, atol=1e-3)

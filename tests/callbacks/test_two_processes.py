@@ -1,0 +1,63 @@
+"""Callbacks in two processes leave what they leave in one, also where the run is resumed."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pacmr_lightning.analysis.surface import load_surface
+from pacmr_lightning.callbacks import RunSummary, VNetSurfaces, WeightDistributions, WeightRecorder
+from pacmr_lightning.runs.folder import read_weights, weight_parts
+
+from .conftest import Ordered
+
+
+@pytest.fixture
+def run(fit, tmp_path):
+    def run(name, **options):
+        drawing = [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)]
+        saving = ModelCheckpoint(tmp_path / name, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
+        callbacks = [WeightRecorder(rows_per_part=6), RunSummary(window=50), *drawing, saving]
+        fit(tmp_path / name, callbacks, data=Ordered(), **options)
+        return tmp_path / name
+
+    return run
+
+
+def summary_of(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary.pop("wall_seconds") > summary.pop("seconds") > 0
+    return summary
+
+
+@pytest.mark.slow
+def test_two_processes_leave_what_one_leaves(run, tmp_path):
+    two = {"devices": 2, "strategy": "ddp_spawn"}
+    one, both = run("one"), run("two", **two)
+    shutil.copytree(both, tmp_path / "resumed")
+    resumed = run("resumed", resume=both / "epoch=1.ckpt", **two)
+    pd.testing.assert_frame_equal(read_weights(resumed), read_weights(both))
+    assert summary_of(resumed) == summary_of(both)
+    expected = summary_of(one)
+    assert expected["window_pairs"] == 56
+    for folder in (both, resumed):
+        assert {part.name[:8] for part in weight_parts(folder)} == {"part-000", "part-001"}
+        visits = (read_weights(each)[["step", "id"]].sort_values(["step", "id"]) for each in (folder, one))
+        assert np.array_equal(*visits)
+        found = summary_of(folder)
+        for key in ("flip_auroc", "flip_auroc_u", "steps", "counts", "val_accuracy", "window_pairs"):
+            assert found[key] == expected[key]
+        for key in ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"):
+            assert found[key] == pytest.approx(expected[key], abs=1e-6)
+        files = [sorted(path.name for path in (each / "analysis").iterdir()) for each in (folder, one)]
+        assert files[0] == files[1] and len(files[0]) == 2 * 8
+        for step in (7, 12):
+            surfaces = [load_surface(each, step) for each in (folder, one)]
+            for name in ("delta", "u", "a", "b", "density"):
+                np.testing.assert_allclose(*(getattr(s, name) for s in surfaces), rtol=1e-5, atol=1e-7)
+            for name in ("u", "delta", "weight", "flipped"):
+                values = (np.sort(getattr(s.visits, name)) for s in surfaces)
+                np.testing.assert_allclose(*values, rtol=1e-5)
