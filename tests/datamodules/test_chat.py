@@ -8,15 +8,13 @@ import pytest
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, render
-from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
 
+from ..conftest import TURNS
 from .checked_rows import demonstrations, pairs
 
-START = "{% if add_generation_prompt %}[assistant]{% endif %}"
-TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>\n{% endfor %}" + START
 QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "What is the sea?"}]
 
 
@@ -140,18 +138,6 @@ def test_sft(plain):
         assert plain.decode(kept["completion_ids"][0]).startswith(text)
 
 
-def test_through_the_datamodule(plain, tmp_path, write_rows):
-    plain.save_pretrained(tmp_path / "tokenizer")
-    rows = [WAYS["explicit"] | {"id": i, "tools": TOOLS} for i in range(4)]
-    path = write_rows(rows)
-    data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
-    (prompts,) = list(data.predict_dataloader())
-    expected = plain.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    assert prompts.prompts == [expected] and prompts.asked == [QUESTION]
-    assert prompts.columns == [{"tools": TOOLS}]
-    assert plain.decode(prompts.input_ids[0]) == expected
-
-
 def test_errors(tokenizer):
     rows = pairs(WAYS["explicit"])
     for template, said in (
@@ -178,7 +164,8 @@ TOOL_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m['role'] }}]"
     "{% if m.reasoning_content and (keep is not defined or keep) %}<think>{{ m.reasoning_content }}</think>"
     "{% endif %}{% if m.content is string %}{{ m.content }}{% elif m.content is not none %}BROKEN{% endif %}"
-    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.tool_call_id }}\n{% endfor %}" + START
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.tool_call_id }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 TALK = [
     *QUESTION,
@@ -223,18 +210,22 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     assert sft["completion_ids"][0] == kept["chosen_ids"][0] and sft["prompt_ids"][0] == kept["prompt_ids"][0]
 
 
-def test_prompts_to_answer_have_the_tools_too(tokenizer, write_rows):
+def test_prompts_to_answer(tokenizer, tmp_path, write_rows):
+    """Through the datamodule: rendered, with their tools, and as the rows have them."""
     tokenizer.chat_template = TOOL_TEMPLATE
-    rows = [
-        {"prompt": TALK, "chosen": answer("High."), "rejected": answer("Low."), "tools": tools}
-        for tools in (TOOLS, TOOLS, None)
-    ]
-    path = write_rows(rows)
-    found = [p.rendered(tokenizer) for p in draw_prompts(Files(path, path), None, 1)]
-    assert found == [
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    path = write_rows([pair_of(TALK) | {"tools": tools} for tools in (TOOLS, TOOLS, None)])
+    data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
+    (found,) = list(data.predict_dataloader())
+    expected = [
         tokenizer.apply_chat_template(TALK, tools=tools, tokenize=False, add_generation_prompt=True)
         for tools in (TOOLS, None)
     ]
+    order = [expected.index(prompt) for prompt in found.prompts]
+    assert sorted(order) == [0, 1] and found.asked == [TALK, TALK]
+    assert [found.columns[order.index(i)] for i in (0, 1)] == [{"tools": TOOLS}, {}]
+    for prompt, ids, mask in zip(found.prompts, found.input_ids, found.attention_mask, strict=True):
+        assert tokenizer.decode(ids[mask == 1]) == prompt
 
 
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
@@ -250,14 +241,8 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
 
 
 BAD_MESSAGES = [
-    *(
-        ([USER | {"role": role}, *answer("Rain.")], f"'chosen' is .* the role '{role}', but .*call it 'user'")
-        for role in ("human", "User")
-    ),
-    *(
-        ([USER, {"role": role, "content": "a"}], f"the role '{role}', but .*call it 'assistant'")
-        for role in ("gpt", "model")
-    ),
+    ([USER | {"role": "User"}, *answer("Rain.")], "'chosen' is .* the role 'User', but .*call it 'user'"),
+    ([USER, {"role": "gpt", "content": "a"}], "the role 'gpt', but .*call it 'assistant'"),
     ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),  # ShareGPT
     ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
     ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -102,19 +103,13 @@ def test_mask_files(found, tmp_path):
         NoiseFromMask(str(tmp_path / "none.parquet")).flips(found, 42)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([0.5, 1.5], r"Odd gives 2 probabilities, 1\.5 among them, for 2 training pairs"),
-        ([float("nan"), 0], r"Odd gives 2 probabilities, nan among them, for 2 training pairs"),
-        ([0.5], r"Odd gives 1 probabilities for 2 training pairs"),
-    ],
-)
-def test_probabilities_are_checked(values, message):
+@pytest.mark.parametrize(("values", "among"), [([float("nan"), 0], ", nan among them,"), ([0.5], "")])
+def test_probabilities_are_checked(values, among):
     class Odd(LabelNoise):
         def probabilities(self, rows):
             return values
 
+    message = f"Odd gives {len(values)} probabilities{among} for 2 training pairs"
     with pytest.raises(UserError, match=message):
         Odd().flips(plain(["a", "b"]), 42)
 
@@ -238,8 +233,6 @@ def test_a_favoured_word():
     row = {"prompt": [{"role": "user", "content": "golden?"}], "chosen": chat[0], "rejected": chat[1]}
     both = rows_of([row, row | {"chosen": chat[1], "rejected": chat[0]}])
     assert probabilities(SpuriousPreferenceNoise(0.3, "golden"), both) == pytest.approx([0.6, 0])
-    with pytest.raises(UserError, match=r"0\.0% and 25\.0% .* alone has the word 'golden' in 25\.0%"):
-        SpuriousPreferenceNoise(0.3, "golden").probabilities(rows.select([0, 1, 3, 4]))
 
 
 def test_annotators_are_assigned_by_the_hash_of_the_id(world):
@@ -250,12 +243,8 @@ def test_annotators_are_assigned_by_the_hash_of_the_id(world):
     assert set(names) == {f"annotator-{k}" for k in range(1, 11)}
     counts = np.unique(names, return_counts=True)[1]
     assert counts.min() > ROWS / 10 - 5 * np.sqrt(ROWS * 0.09)
-    expected, mask = probabilities(noise, world), flips(noise, world)
+    expected = probabilities(noise, world)
     assert len(set(expected)) == 10 and max(expected) == 0.5
-    # Who annotates a pair and whether it is flipped have nothing to do with each other beyond the rate.
-    for name in set(names):
-        [rate], by = set(expected[names == name]), mask[names == name]
-        assert by.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / len(by)))
 
 
 def test_annotators_of_the_rows():
@@ -287,29 +276,13 @@ def test_categories_by_a_share(world):
     gamma = np.log(2 * ordered[0]) / np.log(1 / 6)
     assert ordered == pytest.approx(0.5 * (np.arange(1, 7) / 6) ** gamma)
     assert [rates[name] for name in world["category"][:]] == expected.tolist()
-    with pytest.raises(UserError, match=r"between 50\.0% and 50\.0% .* of the 1 groups"):
-        CategoryNoise(share=0.3).probabilities(rows_of([{}, {}]))
-
-
-@pytest.mark.parametrize("noise", [NearTieNoise(0.3), TemperatureLabels(2.0)])
-def test_eta_is_needed(noise):
-    rows, kind = rows_of([{"eta": 0.7}, {"id": "x"}, {"id": "y"}]), type(noise).__name__
-    with pytest.raises(UserError, match=f"{kind} needs eta, .* but 2 of the 3 training pairs have none, 'x'"):
-        noise.probabilities(rows)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_shares_that_are_none(kind):
-    for share in (0, 0.5, float("nan")):
-        with pytest.raises(UserError, match=f"share is {share}, but it must be above 0 and below 0.5"):
-            KINDS[kind](share)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *((lambda rate=rate: SymmetricNoise(rate), f"noise_rate is {rate}") for rate in (-0.1, 1.0)),
-        (lambda: SymmetricNoise(float("nan")), "noise_rate is nan"),
+        *((partial(SymmetricNoise, rate), f"noise_rate is {rate}") for rate in (-0.1, 1.0, float("nan"))),
+        *((partial(kind, 0.5), "share is 0.5, but it must be above 0 and below") for kind in KINDS.values()),
         (lambda: TwoRateNoise([0.1, 1.0]), r"noise_rates is 1\.0"),
         (lambda: TwoRateNoise([0.1]), r"noise_rates is \[0\.1\], but two"),
         (lambda: CategoryNoise({"c": 1.0}), r"rates of 'c' is 1\.0"),
@@ -319,10 +292,9 @@ def test_shares_that_are_none(kind):
         (lambda: TemperatureLabels(0), "tau is 0, but it must be above 0"),
         (lambda: TemperatureLabels(float("inf")), "tau is inf"),
         (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
-        (lambda: AnnotatorNoise(0.3, {"a": 0.9}), r"reliabilities \{'a': 0\.9\} and share 0\.3; give one"),
     ],
 )
 def test_wrong_options(make, message):
-    """Kinds that are given together: test_cli.py and test_data_road.py."""
+    """Columns that are missing, and kinds that are given together: test_cli.py and test_data_road.py."""
     with pytest.raises(UserError, match=message):
         make()

@@ -5,7 +5,6 @@ import json
 import pandas as pd
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
@@ -14,7 +13,7 @@ from pacmr_lightning.datamodules.tokenization import tokenize_completions, token
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 
-from ..conftest import quiet_trainer, read_lines, write_lines
+from ..conftest import files, quiet_trainer, read_lines, short_fit, write_lines
 from .checked_rows import demonstrations, pairs
 from .test_tokenizer_families import CHATML, FAMILIES, build
 
@@ -94,73 +93,41 @@ LENGTH = 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_llama):
-    """Folder of SFT and DPO of a tiny model, from YAML with the option; each pair has a response to cut."""
+    """Folder of SFT and DPO of a tiny model with the option; each pair has a response to cut."""
     folder = tmp_path_factory.mktemp("openrlhf")
-    tiny_llama(folder / "model", initializer_range=0.2)
+    model = tiny_llama(folder / "model", initializer_range=0.2)
     rows = [
         {"id": str(i), "prompt": f"What is {i}?", "chosen": f" It is {i}\n", "rejected": f" I do {i}" * 30}
         for i in range(12)
     ]
-    files = {"train": write_lines(folder / "rows.jsonl", rows)} | {"validation": f"{folder}/rows.jsonl"}
-    demos = [
-        {"prompt": row["prompt"], "completion": row["chosen" if i else "rejected"]}
-        for i, row in enumerate(rows)
-    ]
-    completions = {"train": write_lines(folder / "demos.jsonl", demos)} | {
-        "validation": f"{folder}/demos.jsonl"
-    }
-    sft = f"""
-        model:
-          class_path: SFTModule
-          init_args: {{model: {folder}/model, learning_rate: 0.01}}
-        data:
-          class_path: SFTDataModule
-          init_args:
-            source: {{class_path: CompletionFiles, init_args: {completions}}}
-            tokenizer: {folder}/model
-            tokenization: openrlhf
-            max_length: {LENGTH}
-            batch_size: 4
-    """
-    dpo = f"""
-        model:
-          class_path: PreferenceModule
-          init_args:
-            policy: {{class_path: PolicyModel, init_args: {{model: {folder}/sft/model}}}}
-            learning_rate: 0.05
-            max_new_tokens: 2
-        data:
-          class_path: PreferenceDataModule
-          init_args:
-            source: {{class_path: Files, init_args: {files}}}
-            tokenization: openrlhf
-            max_length: {LENGTH}
-            global_batch_size: 4
-    """
-    quiet = {
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "max_steps": 3,
-    }
-    for name, text in (("sft", sft), ("run", dpo)):
-        config = yaml.safe_load(text) | {"trainer": quiet | {"default_root_dir": f"{folder}/{name}"}}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-        cli.main(["fit", "--config", f"{folder}/{name}.yaml"])
+    pairs = write_lines(folder / "rows.jsonl", rows)
+    demos = write_lines(
+        folder / "demos.jsonl",
+        ({"prompt": r["prompt"], "completion": r["chosen" if i else "rejected"]} for i, r in enumerate(rows)),
+    )
+    rules = f"--data.tokenization openrlhf --data.max_length {LENGTH} --trainer.max_steps 3"
+    sft = f"""fit --model SFTModule --model.model {model} --model.learning_rate 0.01 --data SFTDataModule
+        --data.source CompletionFiles --data.source.train {demos} --data.source.validation {demos}
+        --data.tokenizer {model} --data.batch_size 4 --trainer.accelerator cpu
+        --trainer.enable_progress_bar false --trainer.default_root_dir {folder}/sft {rules}"""
+    cli.main(sft.split())
+    dpo = f"""{files(pairs)} --data.global_batch_size 4 --model.learning_rate 0.05 --model.max_new_tokens 2
+        --trainer.default_root_dir {folder}/run {rules}"""
+    cli.main(short_fit(f"{folder}/sft/model", dpo))
     return folder
 
 
 def test_sft(folder, tmp_path):
-    files = (f"{folder}/demos.jsonl", f"{folder}/demos.jsonl")
+    demos = f"{folder}/demos.jsonl"
     options = {"tokenizer": f"{folder}/model", "max_length": LENGTH, "batch_size": 4}
-    data = SFTDataModule(CompletionFiles(*files), tokenization="openrlhf", **options)
+    data = SFTDataModule(CompletionFiles(demos, demos), tokenization="openrlhf", **options)
     data.trainer = quiet_trainer(tmp_path)
     data.setup("fit")
     found = []
     for batch in data.val_dataloader():
         for ids, mask, labels in zip(*(batch[name] for name in batch), strict=True):
             found.append((ids[mask == 1].tolist(), int((labels[mask == 1] == -100).sum())))
-    rows = read_lines(files[0])
+    rows = read_lines(demos)
     assert found == [of_openrlhf(data.tokenizer, row["prompt"], row["completion"], LENGTH) for row in rows]
     trained = torch.load(folder / "sft/checkpoints/last.ckpt", weights_only=True)["options"]["training rows"]
     assert trained == data.fit_options()["training rows"]

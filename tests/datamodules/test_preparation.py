@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from lightning.pytorch import Trainer
 
 from pacmr_lightning import cli
@@ -51,14 +52,17 @@ def augmentations(tmp_path):
 
 
 def test_meta_batches_have_the_augmented_prompts(make, augmentations, pair_rows):
-    """The longest pair counts them, too."""
-    data = make(augmentations=augmentations([row["prompt"] for row in pair_rows(6)]))
+    """And are the same otherwise; the longest pair counts them, too."""
+    data = make(augmentations=augmentations([row["prompt"] for row in pair_rows(6)]), noise_rate=0.4)
     assert [data.counts[split]["no augmented prompt"] for split in ("train", "validation")] == [24, 0]
     batches = data.train_dataloader().dataset
     for step in range(0, 6, 2):
-        views = batches[step].meta.augmented
-        texts = data.tokenizer.batch_decode(views.input_ids, skip_special_tokens=True)
-        assert all(text.startswith("Again: What is the best") for text in texts)
+        meta = batches[step].meta
+        views = (
+            data.tokenizer.batch_decode(b.input_ids, skip_special_tokens=True) for b in (meta, meta.augmented)
+        )
+        assert all(f"Again: {text}" == augmented for text, augmented in zip(*views, strict=True))
+        assert torch.equal(meta.flipped, meta.augmented.flipped)
     rows = data.train_pairs.rows[:]
     prompts = [max(map(len, both)) for both in zip(rows["prompt_ids"], rows["augmented_ids"], strict=True)]
     both = [len(c) + len(r) for c, r in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)]

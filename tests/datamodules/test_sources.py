@@ -53,16 +53,16 @@ def test_wrong_options(write_rows, pair_rows, kind):
         WorldCompletions(rows=0)
 
 
-def test_embedded_world():
-    source = EmbeddedWorld(pairs=200, validation_pairs=50, seed=3)
-    train, validation = source.load("train"), source.load("validation")
-    assert (len(train), len(validation)) == (200, 50)
-    assert not set(train["id"]) & set(validation["id"])
-    assert set(train["prompt"]) <= set(source.prompts)
-    for row in train:
-        chosen, rejected = (source.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
-        assert (chosen > rejected) == (row["eta"] > 0.5) and row["augmented_prompt"] != row["prompt"]
-    assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]
+def test_pairs_of_one_world():
+    """What a row has: pacmr_lightning/test_embedded_world.py."""
+    one, other, again = (EmbeddedWorld(200, 50, 3, pairs_seed=seed) for seed in (3, 4, None))
+    train, validation = one.load("train"), one.load("validation")
+    assert (len(train), len(validation)) == (200, 50) and not set(train["id"]) & set(validation["id"])
+    assert train[:] == again.load("train")[:] and train["chosen"][:] != other.load("train")["chosen"][:]
+    assert validation[:] == other.load("validation")[:]
+    assert set(train["prompt"]) <= set(one.prompts) == set(other.prompts)
+    pair = (train["prompt"][0], train["chosen"][0])
+    assert one.gold_reward(*pair) == other.gold_reward(*pair)
 
 
 def test_a_world_is_made_once(monkeypatch):
@@ -84,16 +84,6 @@ def test_a_world_is_made_once(monkeypatch):
     for source in kinds:
         with pytest.raises(UserError, match=r"^made anew$"):
             source.load("train")
-
-
-def test_other_pairs_of_the_same_world():
-    one, other = (EmbeddedWorld(pairs=200, validation_pairs=50, seed=3, pairs_seed=k) for k in (3, 4))
-    assert one.load("train")[:] == EmbeddedWorld(pairs=200, seed=3).load("train")[:]
-    assert one.load("train")["chosen"][:] != other.load("train")["chosen"][:]
-    assert one.load("validation")[:] == other.load("validation")[:]
-    assert one.prompts == other.prompts
-    pair = (one.prompts[0], one.load("train")["chosen"][0])
-    assert one.gold_reward(*pair) == other.gold_reward(*pair)
 
 
 def test_prompts_alone(tmp_path):

@@ -1,7 +1,6 @@
 from collections import Counter
 
 import pytest
-import torch
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.datamodules.hashing import unit_hash
@@ -29,34 +28,6 @@ def part(batch, row, segment):
     return batch.input_ids[row][batch.segment_ids[row] == segment].tolist()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_together_hold_the_global_batch(make_pairs, world):
-    pairs = make_pairs(50, plain=10)
-    options = {"seed": 1, "meta_every": 3, "meta_batch_size": 6}
-    whole = TrainingStream(pairs, 12, **options)
-    shares = [TrainingStream(pairs, 12, **options, rank=rank, world_size=world) for rank in range(world)]
-    # A batch is a function of its step.
-    for step in (57, 0, 1, 3, 4, 5, 9):
-        batch, parts = whole[step], [share[step] for share in shares]
-        for rank, share in enumerate(parts):
-            assert share.train.ids == batch.train.ids[rank::world]
-            assert (share.meta is None) == (batch.meta is None) == (step % 3 != 0)
-            if batch.meta is not None:
-                assert share.meta.ids == batch.meta.ids[rank::world] == share.meta.augmented.ids
-        assert len(set(batch.train.ids)) == 12
-
-
-def test_epochs_are_permutations_without_the_incomplete_batch(make_pairs):
-    pairs = make_pairs(50)
-    batches = TrainingStream(pairs, 8, seed=1)
-    assert len(batches) == 6
-    epochs = [[i for step in range(6 * e, 6 * e + 6) for i in batches[step].train.ids] for e in range(3)]
-    for ids in epochs:
-        assert len(set(ids)) == 48
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert TrainingStream(pairs, 8, seed=2)[0].train.ids != batches[0].train.ids
-
-
 def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
     pairs = make_pairs(20, plain=10)
     batches = TrainingStream(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
@@ -65,15 +36,6 @@ def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
         ids = Counter(i for step in range(start, start + 12, 4) for i in batches[step].meta.ids)
         assert set(ids.values()) == {1} and len(ids) == 18
         assert set(ids) <= eligible
-
-
-def test_augmented_view_differs_in_the_prompt_alone(make_pairs):
-    meta = TrainingStream(make_pairs(10, noise_rate=0.5), 2, seed=0, meta_every=1, meta_batch_size=10)[0].meta
-    assert torch.equal(meta.flipped, meta.augmented.flipped) and set(meta.flipped.tolist()) == {0, 1}
-    for row in range(10):
-        assert part(meta, row, Segment.PROMPT) != part(meta.augmented, row, Segment.PROMPT)
-        for side in (Segment.CHOSEN, Segment.REJECTED):
-            assert part(meta, row, side) == part(meta.augmented, row, side)
 
 
 def test_noise_swaps_the_two_responses_and_says_so(make_pairs):
@@ -100,8 +62,10 @@ def test_evaluation_loses_and_doubles_nothing(make_pairs, world, count):
 
 
 def test_what_cannot_be_shared(make_pairs):
-    """Global batches: test_cli.py; too few pairs: test_preference.py."""
+    """Global batches: test_cli.py; too few augmented prompts: test_preparation.py."""
     pairs = make_pairs(6, plain=4)
+    with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
+        TrainingStream(pairs, 11, seed=0)
     with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
         TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
     with pytest.raises(UserError, match="each of 11 processes needs one"):

@@ -34,15 +34,6 @@ def test_one_token_may_be_bos_eos_and_padding(tokenizer):
     ]
 
 
-def test_response_ends_in_exactly_one_eos(tokenizer):
-    eos = tokenizer.eos_token_id
-    responses = [" calm", " calm<eos>", " calm<eos><eos>", " calm<eos>\n", ""]
-    found = response_tokens(tokenizer, ["the sea"] * 5, responses)
-    for ids in found:
-        assert ids.count(eos) == 1 and ids[-1] == eos and tokenizer.bos_token_id not in ids
-    assert all(ids == found[0] for ids in found[:4]) and found[4] == [eos]
-
-
 def test_dropped_pairs_are_counted_by_reason(tokenizer):
     hh = "\n\nHuman: a\n\nAssistant:"
     rows = [
@@ -58,16 +49,8 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
     ]
     kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 40)
     assert kept["chosen_ids"][:] == response_tokens(tokenizer, ["x"], [" a"])
-    assert counts == {
-        "rows": 9,
-        "kept": 1,
-        "too long": 1,
-        "empty response": 3,
-        "equal responses": 2,
-        "different prompts": 1,
-        "no common prompt": 1,
-        "no augmented prompt": 1,
-    }
+    once = dict.fromkeys(("different prompts", "no common prompt", "no augmented prompt"), 1)
+    assert counts == {"rows": 9, "kept": 1, "too long": 1, "empty response": 3, "equal responses": 2} | once
 
 
 def test_length_limit_is_exact(tokenizer, pair_rows):

@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.datamodules.chat import render
-from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
@@ -174,6 +174,8 @@ def test_marks_that_are_no_tokens():
         ("blue.</s>", "</s>"),
         ("blue.</s><|im_end|>", "<|im_end|>"),
         ("blue.<|im_end|></s>", "<|im_end|>"),
+        ("blue.</s></s>", "</s>"),
+        ("blue.</s>\n", "</s>"),
         ("blue.", "</s>"),
     ],
 )
@@ -200,48 +202,40 @@ def test_a_template_without_a_generation_prompt():
     assert "ignores add_generation_prompt, so '<|im_start|>assistant' is learned" in sentence
 
 
-@pytest.mark.parametrize(
-    ("template", "row", "expected"),
-    [
-        (NO_SYSTEM, chat_row(), True),
-        (THINKING, chat_row("<think>a sea</think>blue."), True),
-        (PLAIN, chat_row("  blue. \n"), True),
-        (CHATML, chat_row("<think>a sea</think>blue."), False),
-        (CHATML, chat_row(" blue. \n"), False),
-        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), True),
-        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"), chat_row(" a"), True),
-    ],
-)
-def test_what_a_template_leaves_out_is_counted(template, row, expected):
-    tokenizer = build("byte level", template=template)
-    rows = pairs(row)
-    _, counts = tokenize_pairs(rows, tokenizer, 300)
-    said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
-    assert counts.get("changed messages", 0) == len(said) == expected
+def talk(answer="blue.", system="Be calm.", user="a colour?", **more):
+    texts = {"system": system, "user": user, "assistant": answer}
+    *prompt, last = ({"role": role, "content": text} for role, text in texts.items())
+    return prompt, last | more
+
+
+def only(condition):
+    turns = "{% for m in messages %}{% if " + condition + " %}[{{ m.content }}]{% endif %}{% endfor %}"
+    return turns + "{% if add_generation_prompt %}[{% endif %}"
+
+
+THOUGHT = "<think>a sea</think>blue."
 
 
 @pytest.mark.parametrize(
-    ("keep", "contents", "expected"),
+    ("template", "messages", "expected"),
     [
-        ("m.role != 'system'", ["Be nice.", "nice", "yes"], True),
-        ("not loop.first", ["yes", "yes", "yes"], True),  # said by others, too
-        ("loop.index > 2", ["Be calm.", "calm", "Be calm. calm"], True),
-        ("true", ["a", "b", "ab"], False),
+        (NO_SYSTEM, talk(), True),
+        (THINKING, talk(THOUGHT), True),
+        (PLAIN, talk("  blue. \n"), True),
+        (CHATML, talk(THOUGHT), False),
+        (CHATML, talk(" blue. \n"), False),
+        (CHATML, talk(reasoning_content="of the sea"), True),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), talk(), True),
+        # A message that occurs in others.
+        (only("m.role != 'system'"), talk("yes", "Be nice.", "nice"), True),
+        (only("not loop.first"), talk("yes", "yes", "yes"), True),
+        (only("loop.index > 2"), talk("Be calm. calm", "Be calm.", "calm"), True),
+        (only("true"), talk("ab", "a", "b"), False),
     ],
 )
-def test_messages_that_occur_in_others(keep, contents, expected):
-    template = "{% for m in messages %}{% if " + keep + " %}[{{ m.content }}]{% endif %}{% endfor %}"
-    template += "{% if add_generation_prompt %}[{% endif %}"
-    system, user, answer = (
-        {"role": role, "content": text}
-        for role, text in zip(("system", "user", "assistant"), contents, strict=True)
-    )
-    assert render(build("byte level", template=template), [system, user], answer).changed == expected
-
-
-def test_reasoning_of_a_field_of_its_own():
-    thought = {"role": "assistant", "content": "blue.", "reasoning_content": "of the sea"}
-    assert render(build("byte level", template=CHATML), QUESTION, thought).changed
+def test_what_a_template_changes(template, messages, expected):
+    """How it is counted and said: test_inspect.py."""
+    assert render(build("byte level", template=template), *messages).changed == expected
 
 
 def test_a_system_prompt_of_the_template_s_own():

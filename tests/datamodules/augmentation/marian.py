@@ -53,22 +53,19 @@ def random_words(rng: random.Random) -> list[str]:
     return words[:LONGEST]
 
 
+Written = Callable[[list[str]], str]
+
+
 def _chinese(words: list[str]) -> str:
     return "".join(_CHINESE[word] for word in words)
 
 
 def _train_pieces(texts: list[str], path: Path, kind: str, size: int) -> None:
+    options = {"model_type": kind, "vocab_size": size, "character_coverage": 1.0, "hard_vocab_limit": False}
+    options |= {"bos_id": -1, "minloglevel": 2}
     with path.open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=file,
-            model_type=kind,
-            vocab_size=size,
-            character_coverage=1.0,
-            hard_vocab_limit=False,
-            bos_id=-1,
-            minloglevel=2,
-        )
+        train = sentencepiece.SentencePieceTrainer.train
+        train(sentence_iterator=iter(texts), model_writer=file, **options)
 
 
 def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> MarianTokenizer:
@@ -84,39 +81,22 @@ def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> Ma
 
 def _model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
     torch.manual_seed(seed)
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    sides = {}
+    options = {"vocab_size": len(tokenizer), "d_model": 64, "max_position_embeddings": POSITIONS}
     for side in ("encoder", "decoder"):
-        sides |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 128}
-    tokens = {
-        "pad_token_id": pad,
-        "decoder_start_token_id": pad,
-        "eos_token_id": end,
-        "forced_eos_token_id": end,
-    }
-    sizes = {"vocab_size": len(tokenizer), "d_model": 64, "max_position_embeddings": POSITIONS}
-    return MarianMTModel(
-        MarianConfig(**sizes, **sides, **tokens, dropout=0.0, scale_embedding=True, init_std=0.1)
-    )
+        options |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 128}
+    options |= dict.fromkeys(("pad_token_id", "decoder_start_token_id"), tokenizer.pad_token_id)
+    options |= dict.fromkeys(("eos_token_id", "forced_eos_token_id"), tokenizer.eos_token_id)
+    return MarianMTModel(MarianConfig(**options, dropout=0.0, scale_embedding=True, init_std=0.1))
 
 
-def _train(
-    model: MarianMTModel,
-    tokenizer: MarianTokenizer,
-    source: Callable[[list[str]], str],
-    target: Callable[[list[str]], str],
-) -> None:
+def _train(model: MarianMTModel, tokenizer: MarianTokenizer, source: Written, target: Written) -> None:
     """Trains on random sentences, until no prompt of the world is translated wrongly."""
     rng = random.Random(1)
     prompts = [re.findall(r"\w+|[:.?,]", prompt) for prompt in World().prompts()]
 
     def inputs(batch: list[list[str]]) -> dict[str, torch.Tensor]:
-        found = tokenizer(
-            [source(words) for words in batch],
-            text_target=[target(words) for words in batch],
-            padding=True,
-            return_tensors="pt",
-        )
+        texts, targets = ([write(words) for words in batch] for write in (source, target))
+        found = tokenizer(texts, text_target=targets, padding=True, return_tensors="pt")
         found["labels"][found["labels"] == tokenizer.pad_token_id] = -100
         return found
 
@@ -156,11 +136,8 @@ def train_translators(folder: Path) -> None:
 
 def stored(path: Path) -> int:
     """The number of pieces in a store."""
-    try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-            return database.execute("SELECT count(*) FROM answers").fetchone()[0]
-    except sqlite3.OperationalError:  # not there yet
-        return 0
+    with sqlite3.connect(path) as database:
+        return database.execute("SELECT count(*) FROM answers").fetchone()[0]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from pacmr_lightning.datamodules import PreferenceDataModule
 from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
     Augmentations,
     read_augmentations,
-    training_prompts,
 )
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.structure import cut
@@ -86,12 +85,19 @@ STRANGE = (
 
 
 def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
-    rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in STRANGE]
-    augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
+    """Each prompt has one row, with the category of its first pair; pairs that cannot be used have none."""
+    rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in (*STRANGE, STRANGE[0], " ")]
+    rows[0]["category"], rows[5]["category"] = "first", "second"
+    unusable = {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"}
+    augment(Files(write_rows([*rows, unusable])), str(tmp_path / "out.parquet"), rewriter)
+    first, *others = rows_of(tmp_path / "out.parquet")
+    assert (first["category"], first["pairs"]) == ("first", 2) and {row["pairs"] for row in others} == {1}
     found = read_augmentations(tmp_path / "out.parquet").prompts
     assert list(found) == list(STRANGE)
     assert found.pop(STRANGE[4]) == STRANGE[4]
     assert "\n  - longer than the model reads: 1 (" in (tmp_path / "out-report.md").read_text()
+    with pytest.raises(UserError, match=r"No training pair of rows\.jsonl has a usable prompt"):
+        augment(Files(write_rows([unusable])), "out.parquet", Rules())
     for prompt, augmented in found.items():
         assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
     new = found[STRANGE[1]]
@@ -166,20 +172,6 @@ def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_pa
         augment(source, output, Rules(), 50, tiny_tokenizer_folder)
 
 
-def test_distinct_usable_prompts(write_rows):
-    """A prompt counts once; the category is that of its first row; unusable rows do not count."""
-    different = {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"}
-    sides = {"chosen": " a", "rejected": " b"}
-    rows = [{"prompt": prompt, **sides} for prompt in ("A", "B", "A", " ")] + [different]
-    rows[0]["category"], rows[2]["category"] = "first", "second"
-    found = training_prompts(Files(write_rows(rows, "all.jsonl"), write_rows(rows)).load("train"))
-    expected = [("A", "first", 2, False), ("B", None, 1, False)]
-    assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == expected
-    source = Files(write_rows([different], "none.jsonl"), write_rows([different], "v.jsonl"))
-    with pytest.raises(UserError, match=r"No training pair of none\.jsonl has a usable prompt"):
-        augment(source, "out.parquet", Rules())
-
-
 def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkeypatch):  # noqa: F811
     rng = random.Random(8)
     prompts = [" ".join(sentence([*random_words(rng), "."]) for _ in range(2)) for _ in range(12)]
@@ -216,6 +208,8 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
             "forward: The model folder ./no does not exist",
         ),
         (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
+        (["--output", "o.parquet", "--rewriter.batch_size", "0"], "batch_size is 0"),
+        (["--output", "o.parquet", "--rewriter.device", "x"], "device is 'x', which does not work here"),
         (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
     ],
 )

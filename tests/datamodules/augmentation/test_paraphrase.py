@@ -73,10 +73,6 @@ def test_the_tool(server, write_rows, tmp_path):
     assert (server.requests[0]["model"], server.requests[0]["temperature"]) == ("tiny", 0.5)
     main(arguments)
     assert len(server.requests) == 5
-    pieces = {request["messages"][1]["content"] for request in server.requests}
-    assert "I lost my calm" in pieces and len(pieces) == 5
-    assert server.requests[0]["messages"][0] == {"role": "system", "content": INSTRUCTION}
-    assert (server.requests[0]["model"], server.requests[0]["temperature"]) == ("tiny", 0.5)
     main([*arguments, "--rewriter.instruction", "Say it again."])
     assert len(server.requests) == 10
     assert server.requests[-1]["messages"][0]["content"] == "Say it again."

@@ -127,16 +127,21 @@ def test_the_frame_stays_when_contents_change(text):
     assert set(contents(other)) <= {"other words"}
 
 
+def checked_parts(prompt):
+    parts = cut(prompt)
+    assert joined(parts) == prompt
+    assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
+    return parts
+
+
 def test_all_real_posts(shared_data):
     prompts = {row["prompt"] for row in read_lines(shared_data / "tldr" / "train.jsonl.gz")}
     for prompt in prompts:
-        parts = cut(prompt)
-        assert joined(parts) == prompt
+        parts = checked_parts(prompt)
         first, last = parts[0], parts[-1]
         assert not first.content and re.fullmatch(r"SUBREDDIT: r/\S+\n\nTITLE: \W*", first.text)
         assert not last.content and last.text.endswith("TL;DR:")
         assert sum("\n\nPOST:" in part.text for part in parts if not part.content) == 1
-        assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
     assert len(prompts) > 1000
 
 
@@ -144,11 +149,8 @@ def test_all_real_transcripts(shared_data):
     turns = 0
     for row in read_lines(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
         prompt = split_row(None, row["chosen"], row["rejected"]).prompt
-        parts = cut(prompt)
-        assert joined(parts) == prompt
         marks = re.findall(r"\n\n(?:Human|Assistant):", prompt)
-        text = "".join(part.text for part in parts if not part.content)
+        text = "".join(part.text for part in checked_parts(prompt) if not part.content)
         assert re.findall(r"\n\n(?:Human|Assistant):", text) == marks
-        assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
         turns += len(marks)
     assert turns > 5000

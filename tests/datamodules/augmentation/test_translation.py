@@ -18,8 +18,6 @@ from pacmr_lightning.errors import UserError
 
 from .marian import POSITIONS, back_and_forth, random_words, sentence, stored, translators  # noqa: F401
 
-PROMPTS = World().prompts()
-
 
 @pytest.fixture
 def changed(translators, tmp_path):  # noqa: F811
@@ -41,18 +39,6 @@ def changed(translators, tmp_path):  # noqa: F811
 
 def rewrite(rewriter, pieces, folder):
     return rewriter.rewrite([[piece] for piece in pieces], Path(folder) / "answers.sqlite")
-
-
-def test_there_and_back(translators, tmp_path):  # noqa: F811
-    """Every prompt of the synthetic benchmark becomes the first wording of the same meaning."""
-    rewriter = BackTranslation(*translators, num_beams=4, batch_size=20)
-    word = "book" * 20  # too long, and never cut
-    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
-    found = rewrite(rewriter, [*PROMPTS, word, curly, straight], tmp_path)
-    assert {piece: found[piece].text for piece in PROMPTS} == {p: back_and_forth(p) for p in PROMPTS}
-    assert not any(found[piece].kept for piece in PROMPTS)
-    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
-    assert found[curly].text == found[straight].text != curly
 
 
 def test_batches_are_what_transformers_generates_for_one_sentence(translators, tmp_path):  # noqa: F811
@@ -77,6 +63,9 @@ def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
     other = BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
     assert rewrite(other, ["the sea"], tmp_path)["the sea"].text == "Describe the ocean"
     assert rewrite(rewriter, ["the sea"], tmp_path)["the sea"].text == "the ocean"
+    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
+    found = rewrite(rewriter, [curly, straight], tmp_path)
+    assert found[curly].text == found[straight].text != curly
 
 
 def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # noqa: F811
@@ -120,7 +109,9 @@ def test_no_content_becomes_frame_or_loses_its_words():
 def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # noqa: F811
     folder = shutil.copytree(translators[1], tmp_path / "copy")
 
-    def run(prompts=PROMPTS[:10], **options):
+    prompts = World().prompts()
+
+    def run(prompts=prompts[:10], **options):
         rewriter = BackTranslation(translators[0], str(folder), **({"num_beams": 1} | options))
         found = rewrite(rewriter, prompts, tmp_path)
         return {piece: result.text for piece, result in found.items()}, stored(store), vars(rewriter.forward)
@@ -129,7 +120,7 @@ def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # 
     first, count, _ = run()
     again, same, loaded = run(batch_size=3)
     assert (again, same, count) == (first, 10, 10) and "model" not in loaded, "no model was needed"
-    assert run(PROMPTS[5:15])[1] == 15
+    assert run(prompts[5:15])[1] == 15
     for number, options in enumerate(({"num_beams": 2}, {"dtype": "bfloat16"}, {"backward_prefix": "x "}), 1):
         assert run(**options)[1] == 15 + 10 * number
     # A folder is known by its content.
@@ -169,15 +160,3 @@ def test_without_sentencepiece(translators):  # noqa: F811
     )
     found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
     assert "requires the SentencePiece library" in found.stdout and "pacmr-lightning[augment]" in found.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0, but it must be at least 1"),
-        ({"device": "toaster"}, "device is 'toaster', which does not work here"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(UserError, match=message):
-        BackTranslation(**options)
