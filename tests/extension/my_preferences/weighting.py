@@ -17,10 +17,9 @@ from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
 
 class ConsensusWeights(Weighting):
-    """g = sigmoid(slope u / scale): pairs count more that pull where the batch as a whole pulls.
+    """g = sigmoid(slope u): pairs count more that pull where the batch as a whole pulls.
 
-    The slope learns from how well each pair's gradient agrees with the weighted one; the scale is the mean
-    |u| of the meta-batch, so that the slope means the same early and late.
+    The slope learns from how well each pair's gradient agrees with the weighted one.
 
     Args:
         every: the slope learns at policy updates 0, every, 2 every, ...
@@ -28,63 +27,43 @@ class ConsensusWeights(Weighting):
         mean_one: divide the weights of a batch by their mean.
     """
 
+    needs_meta = False
+
     def __init__(self, every: int = 10, learning_rate: float = 0.05, mean_one: bool = True):
         if every < 1:
             raise UserError(f"every is {every}, but the slope learns every 1, 2, ... policy updates.")
         self.every = every
         self.mean_one = mean_one
         self.slope = torch.zeros((), requires_grad=True)
-        self.scale = torch.ones(())
         self.optimizer = torch.optim.Adam([self.slope], lr=learning_rate)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights under the current slope."""
-        return Weights(self._belief(rewards.u).detach())
-
-    def _belief(self, u: Tensor) -> Tensor:
-        return torch.sigmoid(self.slope * u / self.scale)
+        return Weights(torch.sigmoid(self.slope * rewards.u).detach())
 
     def update(
         self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
     ) -> dict[str, Tensor]:
         """One step of the slope towards pairs that agree with the weighted gradient."""
-        self.scale = self._mean_size(pairs, meta)
         consensus = weighted_gradient(pairs, self)
         # The gradient is over all ranks; its products and the rewards are this rank's.
         agreement = pairs.along(consensus.gradient)
         self.optimizer.zero_grad()
         with torch.enable_grad():
-            (-agreement * self._belief(consensus.rewards.u)).sum().backward()
+            (-agreement * torch.sigmoid(self.slope * consensus.rewards.u)).sum().backward()
         sum_over_ranks([self.slope.grad])  # so that the slope stays the same on all ranks
         self.optimizer.step()
-        return {"consensus/slope": self.slope.detach().clone(), "consensus/scale": self.scale}
-
-    @torch.no_grad()
-    def _mean_size(self, pairs: StepPairs, meta: PairBatch) -> Tensor:
-        """0-dim mean |u| of the meta-batch over all ranks."""
-        policy, beta = pairs.policy, pairs.objective.beta
-        sums = torch.zeros(2, device=self.scale.device)
-        for part in meta.micro_batches(pairs.micro_batch_size):
-            u = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
-            sums += torch.stack([u.abs().sum(), u.new_tensor(len(u))])
-        sum_over_ranks([sums])
-        return (sums[0] / sums[1]).clamp(min=1e-3)
+        return {"consensus/slope": self.slope.detach().clone()}
 
     def to(self, device: torch.device) -> None:
-        """Moves slope and scale."""
+        """Moves the slope."""
         self.slope.data = self.slope.data.to(device)
-        self.scale = self.scale.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Slope, scale, and the slope's optimizer."""
-        return {
-            "slope": self.slope.detach().clone(),
-            "scale": self.scale,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        """Slope and its optimizer."""
+        return {"slope": self.slope.detach().clone(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         self.slope.data.copy_(state["slope"])
-        self.scale = state["scale"].to(self.scale)
         self.optimizer.load_state_dict(state["optimizer"])

@@ -17,7 +17,7 @@ from pacmr_lightning.modules import preference
 from pacmr_lightning.modules.micro_batch_finder import RAN_OUT, Way, first_that_fits, peak_bytes
 from pacmr_lightning.policy import PolicyModel, model
 
-from ...conftest import fails, short_fit, write_lines
+from ...conftest import fails, files, short_fit, write_lines
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -85,8 +85,8 @@ def fit(tiny_llama, tmp_path, monkeypatch, pair_rows, caplog):
     write_lines(tmp_path / "pairs.jsonl", pair_rows(40, augmented_prompt="Again: what is the best of books?"))
 
     def run(folder, *more, method="dpo"):
-        files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
-        words = f"""{files} --config methods/{method} --data.global_batch_size 8 --data.meta_batch_size 8
+        words = f"""{files("pairs.jsonl")} --config methods/{method}
+            --data.global_batch_size 8 --data.meta_batch_size 8
             --model.micro_batch_size auto --model.policy.gradient_checkpointing auto --trainer.max_steps 2
             --model.learning_rate 1e-3 --trainer.callbacks RunSummary --trainer.default_root_dir {folder}"""
         caplog.clear()
@@ -151,9 +151,8 @@ def test_only_what_was_asked_for_is_tried(gpu, fit, monkeypatch):
 
 def test_nothing_fits(gpu, fit, capsys, tmp_path):
     gpu.per_row = 2000
-    files = "--data.source Files --data.source.train pairs.jsonl --data.source.validation pairs.jsonl"
-    words = f"{files} --model.micro_batch_size auto --trainer.default_root_dir run --data.global_batch_size 8"
-    said = fails(capsys, short_fit("model", words))
+    words = "--model.micro_batch_size auto --trainer.default_root_dir run --data.global_batch_size 8"
+    said = fails(capsys, short_fit("model", f"{files('pairs.jsonl')} {words}"))
     assert "Out of memory: 1 of the longest rows in one forward pass do not fit into the GPU's 100" in said
     assert "set gradient_checkpointing to true" in said and not Path("run").exists()
 

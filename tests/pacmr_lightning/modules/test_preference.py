@@ -25,12 +25,13 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.resumed_options import check_options, flat_options
 from pacmr_lightning.modules.schedule import warmup_cosine
 from pacmr_lightning.objectives import DPO, RDPO, RPOEM, AnnotatorRPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
-from pacmr_lightning.weighting import SigmoidPrior, Unweighted, VNetWeighting
+from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, Unweighted, VNetWeighting
 
 from ...conftest import quiet_trainer, read_lines, write_lines
 
@@ -133,9 +134,11 @@ def test_fit(method, make_run, tmp_path):
 
 
 def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
-    """Its parameters are no submodule's, so the line counts what the table lacks."""
+    """Its parameters are no submodule's, so the line counts what the table lacks; and nothing is logged."""
     caplog.set_level("INFO")
-    _, module = make_run("pacmr", steps=3, summary=True, more=[ModelSummary()])
+    options = {"summary": True, "more": [ModelSummary()], "log_every_n_steps": 0}
+    trainer, module = make_run("pacmr", steps=3, **options)
+    assert trainer.global_step == 3 and "train/loss" not in trainer.callback_metrics
     table, line = caplog.text.index("Trainable params"), caplog.text.index("VNet: 1,266 parameters beside")
     assert table < line and "module.vnet_optimizer (Adam, 0.001)" in caplog.text
     assert not any("vnet" in name for name, _ in module.named_modules())
@@ -182,23 +185,19 @@ def _without_timing(run: Path):
     return frame.reset_index(drop=True)
 
 
-@pytest.mark.parametrize("in_one_row", [False, True])
-def test_same_seed_same_bits_also_after_a_resume(in_one_row, packed, make_run, checkpoint, tmp_path):
-    options = {"module": {"micro_batch_tokens": 300}} if in_one_row else {}
-    if in_one_row:
-        packed()
-    make_run = partial(make_run, steps=8, **options)
-    _, straight = make_run("pacmr", "straight")
-    expected = read_weights(tmp_path / "straight"), _without_timing(tmp_path / "straight")
+def test_same_bits_after_a_resume(packed, make_run, checkpoint, tmp_path):
+    """In packed rows; in others: tests/kills."""
+    packed()
+    make_run = partial(make_run, "pacmr", steps=8, module={"micro_batch_tokens": 300})
+    _, straight = make_run("straight")
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
-    for ckpt in (None, checkpoint("straight"))[in_one_row:]:
-        _, again = make_run("pacmr", "again", ckpt=ckpt)
-        for key, parameter in straight.policy.adapter().items():
-            assert torch.equal(parameter, again.policy.adapter()[key]), key
-        for a, b in zip(straight.vnet.parameters(), again.vnet.parameters(), strict=True):
-            assert torch.equal(a, b)
-        pd.testing.assert_frame_equal(read_weights(tmp_path / "again"), expected[0])
-        pd.testing.assert_frame_equal(_without_timing(tmp_path / "again"), expected[1])
+    _, again = make_run("again", ckpt=checkpoint("straight"))
+    for key, parameter in straight.policy.adapter().items():
+        assert torch.equal(parameter, again.policy.adapter()[key]), key
+    for a, b in zip(straight.vnet.parameters(), again.vnet.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for read in (read_weights, _without_timing):
+        pd.testing.assert_frame_equal(read(tmp_path / "again"), read(tmp_path / "straight"))
 
 
 def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, caplog):
@@ -237,36 +236,27 @@ def vnet(tau, **options):
     return VNetWeighting(PromptAugmentationConsistency(tau), GhostDotProduct(), every=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("method", "cases"),
-    [
-        (
-            "dpo",
-            [
-                ({"policy": {"target_modules": ["q_proj"]}}, r"\['q_proj'\] instead of all-linear"),
-                ({"policy": {"alpha": 64}}, r"policy\.alpha 64 instead of 32"),
-                ({"data": {"noise_rate": 0.2}}, r"data\.noise_rate 0\.2 instead of 0\.3, flipped labels"),
-                ({"policy": {"lora_options": {"use_rslora": True}}}, "use_rslora True instead of None"),
-                ({"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16 instead of float32"),
-                ({"module": {"objective": DPO(0.5)}}, r"objective\.beta 0\.5 instead of 1\.0"),
-                ({"module": {"objective": RDPO(1.0, 0.1)}}, "objective RDPO instead of DPO;"),
-            ],
-        ),
-        ("fixed", [({"module": {"weighting": SigmoidPrior(0.7, 0.3)}}, r"weighting\.slope 0\.7 instead of")]),
-        (
-            "pacmr",
-            [
-                (
-                    {"module": {"weighting": vnet(0.6, learning_rate=1e-2)}},
-                    r"outer\.tau 0\.6 instead of 0\.5, weighting\.learning_rate 0\.01 instead of 0\.001",
-                )
-            ],
-        ),
-    ],
-)
-def test_a_fit_with_another_method_does_not_resume(make_run, checkpoint, method, cases):
+OTHERS = [
+    ("dpo", {"policy": {"target_modules": ["q_proj"]}}, r"\['q_proj'\] instead of all-linear"),
+    ("dpo", {"policy": {"alpha": 64}}, r"policy\.alpha 64 instead of 32"),
+    ("dpo", {"policy": {"lora_options": {"use_rslora": True}}}, "use_rslora True instead of None"),
+    ("dpo", {"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16 instead of float32"),
+    ("dpo", {"data": {"noise_rate": 0.2}}, r"data\.noise_rate 0\.2 instead of 0\.3, flipped labels"),
+    ("dpo", {"module": {"objective": DPO(0.5)}}, r"objective\.beta 0\.5 instead of 1\.0"),
+    ("dpo", {"module": {"objective": RDPO(1.0, 0.1)}}, "objective RDPO instead of DPO;"),
+    ("fixed", {"module": {"weighting": SigmoidPrior(0.7, 0.3)}}, r"weighting\.slope 0\.7 instead of"),
+    (
+        "pacmr",
+        {"module": {"weighting": vnet(0.6, learning_rate=1e-2)}},
+        r"outer\.tau 0\.6 instead of 0\.5, weighting\.learning_rate 0\.01 instead of 0\.001",
+    ),
+]
+
+
+@pytest.mark.parametrize("method", ["dpo", "fixed", "pacmr"])
+def test_a_fit_with_another_method_does_not_resume(make_run, checkpoint, method):
     make_run(method)
-    for options, message in cases:
+    for options, message in (other[1:] for other in OTHERS if other[0] == method):
         with pytest.raises(UserError, match=message):
             make_run(method, "other", ckpt=checkpoint(), **options)
     assert make_run(method, "same", ckpt=checkpoint())[0].global_step == 6
@@ -294,17 +284,9 @@ def test_losses_that_are_no_numbers_stop_the_run(make_run):
         make_run("dpo", module={"learning_rate": 1e30, "max_grad_norm": None})
 
 
-def test_nothing_is_logged(make_run):
-    """With Lightning's word for that, 0."""
-    trainer, _ = make_run("pacmr", log_every_n_steps=0)
-    assert trainer.global_step == 6 and "train/loss" not in trainer.callback_metrics
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"betas": (0.9, 1.0)}, "one of betas is 1.0"),
         ({"warmup_ratio": 1.5}, "warmup_ratio is 1.5"),
         ({"min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
@@ -330,8 +312,6 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
         make_run("pacmr-central", module={"objective": RPOEM(1.0)})
     with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
         make_run("pacmr", meta_every=None)
-    with pytest.raises(UserError, match=r"precision is bf16-mixed, .* leave it at 32-true.* bfloat16"):
-        make_run("pacmr", precision="bf16-mixed")
     with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
         quiet_trainer(None).fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
     monkeypatch.setattr(PolicyModel, "is_sharded", True)
@@ -401,3 +381,24 @@ def test_metrics_are_on_the_strategys_device(save_model):
     assert len(states) > 20
     assert {value.device.type for part in states for value in part} == {"meta"}
     assert {p.device.type for p in module.vnet.parameters()} == {"meta"}
+
+
+def test_a_file_is_known_by_its_content(tmp_path):
+    one, moved = tmp_path / "pairs.parquet", tmp_path / "elsewhere" / "pairs.parquet"
+    moved.parent.mkdir()
+    for file in (one, moved):
+        file.write_text("probabilities")
+    saved = flat_options("weighting", AuditedWeights(str(one)))
+    saved["planned updates"] = 5
+    check_options(saved, flat_options("weighting", AuditedWeights(str(moved))) | {"planned updates": 5}, 3)
+    moved.write_text("Probabilities")
+    with pytest.raises(UserError, match=r"weighting\.audit pairs\.parquet \(.*\) instead of pairs\.parque"):
+        check_options(saved, flat_options("weighting", AuditedWeights(str(moved))), 3)
+
+
+def test_a_shorter_run_than_the_checkpoint_is_told(caplog):
+    caplog.set_level("INFO")
+    check_options({"planned updates": 5}, {"planned updates": 6}, 5)
+    assert "Nothing is left" not in caplog.text
+    check_options({"planned updates": 5}, {"planned updates": 3}, 5)
+    assert "Nothing is left to train: 5 of 3 updates are done" in caplog.text

@@ -1,16 +1,10 @@
 """The learning rate that a model's size asks for, and the points of short runs' curves."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 
-from pacmr_lightning.modules.schedule import (
-    LEARNING_RATES,
-    learning_rate_by_size,
-    log_short_run,
-    suited_learning_rate,
-)
+from pacmr_lightning.modules.schedule import learning_rate_by_size, log_short_run, suited_learning_rate
 from pacmr_lightning.policy.base_model import parameter_count
 
 
@@ -44,15 +38,6 @@ def test_a_rate_far_above_that_of_the_size_is_told(caplog, asked, used, said):
     assert said in caplog.text and bool(caplog.text) == bool(said)
 
 
-def test_what_was_not_measured_lies_on_a_line():
-    """Of the logarithms between 135 million and 7 billion parameters."""
-    slope = math.log(5e-6 / 2e-4) / math.log(7e9 / 135e6)
-    for parameters in (0.5e9, 1.5e9):
-        line = 2e-4 * (parameters / 135e6) ** slope
-        assert suited_learning_rate(parameters)[0] == pytest.approx(line, rel=0.1)
-    assert [most for most, *_ in LEARNING_RATES] == sorted(most for most, *_ in LEARNING_RATES)
-
-
 def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
     folder = tiny_llama(tmp_path / "model")
     (tmp_path / "model/model.safetensors").unlink()
@@ -61,7 +46,7 @@ def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
 
 @pytest.mark.parametrize(
     ("updates", "every", "used"),
-    [(1, 10, 1), (9, 10, 1), (19, 10, 1), (20, 10, 10), (5, 1, 1), (99, 50, 1), (5, 0, 0)],
+    [(1, 10, 1), (19, 10, 1), (20, 10, 10), (5, 0, 0)],
 )
 def test_a_short_run_logs_each_update(monkeypatch, caplog, updates, every, used):
     caplog.set_level("INFO")

@@ -1,6 +1,5 @@
 """Every objective against values derived by hand, defining identities, autograd, and its own options."""
 
-import copy
 import inspect
 import json
 import math
@@ -13,15 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 from pacmr_lightning import objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import (
     CDPO,
     DPO,
@@ -36,12 +31,6 @@ from pacmr_lightning.objectives import (
     Objective,
 )
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import Unweighted
-from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
-
-PROPERTY = settings(max_examples=60)
-REAL = st.floats(-30, 30)
-RATE = st.floats(0, 0.45)
 
 CLASSES = [
     member
@@ -90,6 +79,8 @@ BY_HAND = {
     "drdpo": (DrDPO(1.0), 0.0, math.log(2), -0.5),
     # a = 3: 12/16 ln(4/3) + 36/16 * 1/4; -3/4 * 1/4 - 9/4 * 3/16
     "ropo": (ROPO(1.0, 3.0), LN3, 0.75 * math.log(4 / 3) + 9 / 16, -3 / 16 - 27 / 64),
+    # a = 1 has the factor 1: ln(4/3) + 1/4; -1/4 - 3/16
+    "ropo, alpha 1": (ROPO(1.0, 1.0), LN3, math.log(4 / 3) + 1 / 4, -7 / 16),
     # lam = 3/4, t = -ln 3: above t it is DPO
     "r3m above": (R3M(1.0, 0.75), LN3, math.log(4 / 3), -0.25),
     # below t: -log(1/4) + 3/4 (-ln 3 + 2 ln 3); -lam
@@ -161,17 +152,6 @@ def test_holder_dpo_redescends(gamma):
         assert loss.item() == (-1 if far > 0 else 0) and slope.item() == 0
 
 
-@pytest.mark.parametrize("q", [0.3, 0.6, 0.9])
-def test_where_holder_dpo_ends(q):
-    """By search: at logit(q) / (2 - gamma), and beyond any u from gamma = 2 on."""
-    u = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
-    for gamma in (0.5, 1.0, 1.5, 2.0, 3.0):
-        objective = HolderDPO(1.0, gamma)
-        risk = q * objective(rewards_of(u)) + (1 - q) * objective(rewards_of(-u))
-        end = math.copysign(12, q - 0.5) if gamma >= 2 else math.log(q / (1 - q)) / (2 - gamma)
-        assert u[risk.argmin()].item() == pytest.approx(end, abs=1e-3)
-
-
 @pytest.mark.parametrize("lam", [0.05, 0.5, 0.75, 0.95])
 def test_r3m_is_the_minimum_over_outliers(lam):
     """min over d in [0, 20] of -ls(u + d) + lam d on a grid of step 1e-4; also where d = 0 is the minimum."""
@@ -179,28 +159,6 @@ def test_r3m_is_the_minimum_over_outliers(lam):
     u = torch.linspace(-8, 8, 33, dtype=torch.float64)
     grid = torch.stack([(-F.logsigmoid(x + d) + lam * d).min() for x in u])
     torch.testing.assert_close(R3M(1.0, lam)(rewards_of(u)), grid, rtol=0, atol=1e-8)
-
-
-def test_the_steepest_slope_of_ropo_is_one():
-    """At sigmoid(u) = (a - 1) / 2a; that is what the factor 4a / (1 + a)^2 is for."""
-    for a in (1.5, 14.0, 30.0):
-        s = (a - 1) / (2 * a)
-        assert slope_of(ROPO(1.0, a), math.log(s / (1 - s))) == pytest.approx(-1, rel=1e-12)
-        grid = torch.linspace(-20, 20, 4001, dtype=torch.float64, requires_grad=True)
-        (slopes,) = torch.autograd.grad(ROPO(1.0, a)(rewards_of(grid)).sum(), grid)
-        assert slopes.abs().max() <= 1 + 1e-12
-        assert slopes[0] == pytest.approx(-4 * a / (1 + a) ** 2, rel=1e-6)
-
-
-@PROPERTY
-@given(REAL, RATE)
-def test_noise_identities(u, eps):
-    """rDPO is unbiased: its mean over flips is DPO. cDPO is the mean of DPO over flips."""
-    rdpo, dpo = RDPO(1.0, eps), DPO(1.0)
-    mean = (1 - eps) * loss_of(rdpo, u) + eps * loss_of(rdpo, -u)
-    assert mean == pytest.approx(loss_of(dpo, u), rel=1e-9, abs=1e-9)
-    mean = (1 - eps) * loss_of(dpo, u) + eps * loss_of(dpo, -u)
-    assert loss_of(CDPO(1.0, eps), u) == pytest.approx(mean, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", list(MAKE))
@@ -228,7 +186,6 @@ OPTIONS = {
     (DPO, "sft_weight"): (-0.1, NAN, INF),
     (IPO, "length_normalize"): (),
     (DrDPO, "beta_prime"): (0.0, NAN),
-    (DrDPO, "group"): ("rank",),
     (ROPO, "alpha"): (0.0, NAN),
     (R3M, "lam"): (0.0, 1.0, NAN),
     (RPOEM, "initial_rate"): (0.0, 0.5, NAN),
@@ -277,6 +234,7 @@ def test_label_noise_auto(cls):
 def test_group_weights_by_hand():
     """beta' = 1/2, losses ln 2 and 0: exp(-2 ln 2) = 1/4 against 1, so 1/5 and 4/5; -1/2 log(5/8).
 
+    The gradient: test_combinations.py.
     In fp32 the exp(-l / beta') of large losses are 0, but their differences still decide.
     """
     objective = DrDPO(1.0, beta_prime=0.5)
@@ -284,58 +242,9 @@ def test_group_weights_by_hand():
     torch.testing.assert_close(objective.group_weights(losses), torch.tensor([0.2, 0.8]))
     assert objective.group_value(losses).item() == pytest.approx(-0.5 * math.log(5 / 8))
     losses = torch.tensor([500.0, 501.0, 502.0])
-    for objective in (DrDPO(), DrDPO(group="micro_batch")):
-        torch.testing.assert_close(objective.group_weights(losses), (-losses).softmax(0))
-        expected = 500 - math.log((1 + math.exp(-1) + math.exp(-2)) / 3)
-        assert objective.group_value(losses).item() == pytest.approx(expected, rel=1e-6)
-
-
-def closed_formula(losses: torch.Tensor, beta_prime: float) -> torch.Tensor:
-    return -beta_prime * torch.log(torch.mean(torch.exp(-losses / beta_prime)))
-
-
-@pytest.mark.parametrize(("beta_prime", "size"), [(0.05, None), (1.0, 1), (0.05, 4), (1.0, 4)])
-@pytest.mark.parametrize("group", ["batch", "micro_batch"])
-def test_drdpo_gradient(beta_prime, group, size, make_policy, make_batch):
-    """Against autograd of the formula over the batch, or over each micro-batch (4 leaves a rest of 2)."""
-    policy, batch = make_policy(double=True), make_batch(6)
-    batch = batch.with_reference(policy.reference_log_probs(batch))
-    objective = DrDPO(0.5, beta_prime, group)
-    all_losses = objective(Rewards.of(policy.log_probs(batch), batch, 0.5))
-    pieces = [all_losses] if group == "batch" else all_losses.split(size or 6)
-    value = sum(len(p) / 6 * closed_formula(p, beta_prime) for p in pieces)
-    expected = torch.autograd.grad(value, list(policy.adapter().values()))
-
-    found = weighted_gradient(RecomputedStepPairs(policy, objective, batch, size), Unweighted())
-    torch.testing.assert_close([*found.gradient.values()], [*expected], rtol=1e-9, atol=1e-12)
-    losses, weights = found.losses, objective.group_weights(found.losses, size)
-    assert weights.sum().item() == pytest.approx(1)
-    torch.testing.assert_close(objective.group_value(losses, size), value.detach())
-    if group == "batch":
-        torch.testing.assert_close(weights, (-losses / beta_prime).softmax(0))
-    elif size == 1:  # a group of one pair is DPO
-        torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.4])
-def test_estimated_rate_converges(rate):
-    """With a calibrated policy (u is the log-odds that generated the labels) it finds the flip rate."""
-    generator = torch.Generator().manual_seed(0)
-    objective = RPOEM(1.0, 0.25, momentum=0.02)
-    tail = []
-    for step in range(1500):
-        log_odds = 3 * torch.randn(64, generator=generator)
-        label = torch.rand(64, generator=generator) < log_odds.sigmoid()
-        label ^= torch.rand(64, generator=generator) < rate
-        u = torch.where(label, log_odds, -log_odds)
-        objective.observe(rewards_of(u), [])
-        if step >= 700:
-            tail.append(objective.estimated_rate)
-    assert sum(tail) / len(tail) == pytest.approx(rate, abs=0.015)
-    resumed = RPOEM(1.0, 0.25, momentum=0.02)
-    resumed.load_state_dict(copy.deepcopy(objective.state_dict()))
-    assert resumed.estimated_rate == objective.estimated_rate != 0.25
-    assert loss_of(resumed, 1.0) == loss_of(objective, 1.0)
+    torch.testing.assert_close(DrDPO().group_weights(losses), (-losses).softmax(0))
+    expected = 500 - math.log((1 + math.exp(-1) + math.exp(-2)) / 3)
+    assert DrDPO().group_value(losses).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("cls", [RPOEM, AnnotatorRPOEM])
@@ -352,37 +261,6 @@ def test_estimated_rates_stay_inside(cls):
 # RPO-EM with annotators.
 
 
-def test_converges_to_the_likeliest_reliabilities():
-    """EM's fixed point is where the likelihood of the labels is largest; that lies near the truth."""
-    rng = np.random.default_rng(0)
-    truth = {"careful": 0.9, "careless": 0.6}
-    names = np.array(["careful", "careless"])[rng.integers(2, size=2000)]
-    log_odds = 3 * rng.standard_normal(len(names))
-    label = (rng.random(len(names)) < expit(log_odds)) == (
-        rng.random(len(names)) < np.vectorize(truth.get)(names)
-    )
-    u = np.where(label, log_odds, -log_odds)
-    objective = AnnotatorRPOEM(1.0, momentum=1.0)
-    for _ in range(150):
-        objective.observe(rewards_of(u, annotators=names.tolist()), [])
-    for name, reliability in truth.items():
-        p = expit(u[names == name])
-        best = minimize_scalar(
-            lambda eta, p=p: -np.log(eta * p + (1 - eta) * (1 - p)).sum(),
-            bounds=(0.01, 0.99),
-            method="bounded",
-            options={"xatol": 1e-10},
-        )
-        assert 1 - objective.annotator_rates[name] == pytest.approx(best.x, abs=1e-6)
-        assert best.x == pytest.approx(reliability, abs=0.04)
-    # The posterior that a label is right, as the paper writes it.
-    eta = np.array([1 - objective.annotator_rates[name] for name in names])
-    w = eta * expit(u) / (eta * expit(u) + (1 - eta) * expit(-u))
-    np.testing.assert_allclose(objective.right(rewards_of(u, annotators=names.tolist())), w, rtol=1e-10)
-    expected = -w * np.log(expit(u)) - (1 - w) * np.log(expit(-u))
-    np.testing.assert_allclose(objective(rewards_of(u, annotators=names.tolist())), expected, rtol=1e-10)
-
-
 def test_annotators_by_hand():
     """eps = 1/4, u = ln 3, -ln 3, -ln 3: 1 - w = 0.1, 0.5, 0.5. A half of the way for each, and for all."""
     ln3 = np.log(3)
@@ -390,10 +268,17 @@ def test_annotators_by_hand():
     objective.observe(rewards_of([ln3, -ln3, -ln3], annotators=["a", "a", None]), [])
     assert objective.annotator_rates == pytest.approx({"a": (0.25 + 0.3) / 2})
     assert objective.estimated_rate == pytest.approx((0.25 + 1.1 / 3) / 2)
+    plain = RPOEM(1.0, 0.25, 0.5)
+    plain.observe(rewards_of([ln3, -ln3, -ln3]), [])
     common = objective.estimated_rate
+    assert plain.estimated_rate == pytest.approx(common)
     assert [objective.rate_of(name) for name in (None, "late")] == [common, common]
     losses = objective(rewards_of([0.5] * 3, annotators=[None, "late", "a"]))
-    assert losses[0] == losses[1] != losses[2]
+    assert losses[0] == losses[1]
+    # The posterior that a label is right, as its paper writes it.
+    eta, p = 1 - objective.annotator_rates["a"], expit(0.5)
+    w = eta * p / (eta * p + (1 - eta) * (1 - p))
+    assert losses[2].item() == pytest.approx(-w * np.log(p) - (1 - w) * np.log(1 - p))
     # Who comes late starts there; an annotator without a pair stays.
     before = dict(objective.annotator_rates)
     objective.observe(rewards_of([0.0], annotators=["late"]), [])
@@ -413,35 +298,23 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.objectives import RPOEM, AnnotatorRPOEM, DrDPO
 
 rank, store = int(sys.argv[1]), sys.argv[2]
-h = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)
-mine = slice(0, 4) if rank == 0 else slice(4, 7)
-if rank < 0:
-    mine = slice(0, 7)
-else:
+if rank >= 0:
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-h = h[mine]
-ids = list("abcdefg")[mine]
+mine = {0: slice(0, 4), 1: slice(4, 7)}.get(rank, slice(0, 7))
+u = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)[mine]
 who = ["p", None, "q", "p", "q", "p", "r"][mine]
-zero = torch.zeros_like(h)
-rewards = Rewards(LogProbs(h, zero), LogProbs(zero, zero), 1.0, annotators=who)
-by_annotator = AnnotatorRPOEM(1.0, 0.25, 0.5)
-for _ in range(2):
-    by_annotator.observe(rewards, ids)
-em, found = RPOEM(1.0, 0.25, 0.5), {}
-for group in ("batch", "micro_batch"):
-    drdpo = DrDPO(1.0, 0.7, group)
-    losses = drdpo(rewards)
-    # One rank has micro-batches of 4 and then 3 pairs, as the two ranks have.
-    found[group] = drdpo.group_weights(losses, 4).tolist(), drdpo.group_value(losses, 4).item()
-plain = em.group_value(losses).item()
-em.observe(rewards, ids)
-found.update(plain=plain, rate=em.estimated_rate)
-found["annotators"] = by_annotator.state_dict()
-if rank == 1:  # a rank without pairs takes part
-    empty = losses[:0]
-else:
-    empty = losses
-found["empty"] = [DrDPO(1.0, 0.7, g).group_weights(empty).tolist() for g in ("batch", "micro_batch")]
+zero = torch.zeros_like(u)
+rewards = Rewards(LogProbs(u, zero), LogProbs(zero, zero), 1.0, annotators=who)
+drdpo = DrDPO(1.0, 0.7)
+losses = drdpo(rewards)
+some = losses[:0] if rank == 1 else losses  # a rank without pairs takes part
+found = {"weights": [drdpo.group_weights(each).tolist() for each in (losses, some)]}
+found["value"] = drdpo.group_value(losses).item()
+for objective in (RPOEM(1.0, 0.25, 0.5), AnnotatorRPOEM(1.0, 0.25, 0.5)):
+    for _ in range(2):
+        objective.observe(rewards, list("abcdefg")[mine])
+    found[type(objective).__name__] = objective.state_dict()
+found["plain"] = objective.group_value(losses).item()
 print(json.dumps(found))
 """
 
@@ -459,14 +332,13 @@ def test_two_ranks_equal_one(tmp_path):
         for process in running:  # one that waits for another that died
             process.kill()
     assert all(process.returncode == 0 for process in running)
-    first, second, one = (json.loads(output.splitlines()[-1]) for output in outputs)
-    for group in ("batch", "micro_batch"):
-        assert first[group][0] + second[group][0] == pytest.approx(one[group][0], rel=1e-12)
-        assert sum(one[group][0]) == pytest.approx(1)
-        assert first[group][1] == second[group][1] == pytest.approx(one[group][1], rel=1e-12)
-    for rank in (first, second):
-        assert rank["plain"] == pytest.approx(one["plain"]) and rank["rate"] == pytest.approx(one["rate"])
-        assert rank["annotators"] == one["annotators"], "bit for bit"
-    assert one["annotators"]["annotator_rates"].keys() == {"p", "q", "r"}
-    for of_first, of_second in zip(first["empty"], second["empty"], strict=True):
-        assert sum(of_first) == pytest.approx(1) and of_second == []
+    *both, one = (json.loads(output.splitlines()[-1]) for output in outputs)
+    (first, some), (second, none) = (rank["weights"] for rank in both)
+    assert first + second == pytest.approx(one["weights"][0], rel=1e-12)
+    assert sum(first + second) == pytest.approx(1) == sum(some) and none == []
+    for rank in both:
+        assert rank["AnnotatorRPOEM"] == one["AnnotatorRPOEM"], "bit for bit"
+        assert rank["RPOEM"] == pytest.approx(one["RPOEM"])
+        for value in ("plain", "value"):
+            assert rank[value] == pytest.approx(one[value], rel=1e-12)
+    assert one["AnnotatorRPOEM"]["annotator_rates"].keys() == {"p", "q", "r"}

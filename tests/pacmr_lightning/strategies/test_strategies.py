@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.strategies import check_strategy
 
 ALONE = ("single", "single-central", "single-few", "single-guarded")
 ALONE_SLOW = (
@@ -219,17 +221,10 @@ def test_half_precision_base(all_together):
     assert max(distance(all_together["zero3-whole-bf16"], all_together["zero3-bf16"])) == 0.0
 
 
-def test_what_is_refused():
-    """Another precision: test_preference.py."""
-    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
-
-    from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
-
-    with pytest.raises(UserError, match=r"FSDPStrategy.*zero2\.yaml"):
-        check_strategy(FSDPStrategy())
+def test_lightnings_deepspeed_is_refused():
+    """From Python; of the command line's strategies: test_trainer_flags.py, test_groups.py."""
     with pytest.raises(UserError, match=r"from Python give .*LoraDeepSpeedStrategy\(stage=3\)"):
         check_strategy(DeepSpeedStrategy(stage=3))
-    check_strategy(LoraDeepSpeedStrategy(stage=2))
 
 
 RANK = """
