@@ -93,10 +93,8 @@ class _Learning(Unweighted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OracleWeights(0.3, rho0=0.8), r"rho0 is 0\.8"),
         (lambda: OracleWeights(1.0), r"label_noise is 1\.0"),
         (lambda: AuditedWeights("x", mean_one=True, soft_labels=True), "soft_labels and mean_one are both"),
-        (lambda: SigmoidPrior(soft_labels=True), "soft_labels needs offset above 0, but it is 0"),
         (_Learning, "_Learning has soft_labels, but learns at every 2 updates"),
     ],
 )
