@@ -265,6 +265,14 @@ cli.main(["flood"])
         assert process.stderr.read() == b""
 
 
+def test_what_ends_a_quickstart_early(base, capsys):
+    """``make quickstart`` runs the whole of it."""
+    Path("there").mkdir()
+    assert "output is there, which exists; remove it" in fails(capsys, ["quickstart", "--output", "there"])
+    said = fails(capsys, ["quickstart", "--sft_rows", "0", "--output", "new"])
+    assert "rows is 0, but it must be at least 1" in said and not Path("new").exists()
+
+
 def test_what_a_run_says(tmp_path, tiny_llama, monkeypatch):
     """Into a log: what, from what, where the results are; no tips, summaries of 0 FLOPs or lines of bars."""
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,6 @@ import re
 from functools import partial
 
 import pytest
-import yaml
 
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.clean_meta import clean_meta
@@ -164,10 +163,3 @@ def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     main([*options, str(tmp_path / "clean.jsonl"), *judges])
     assert {r["model"] for r in server.requests} == {"one", "two"} and len(server.requests) == 24
     assert all(len(row["verdicts"]) == 2 for row in read(tmp_path / "clean.jsonl"))
-
-    keys = {"task": "summary", "model": "three", "base_url": server.url, "temperature": None}
-    config = {"judges": [{"class_path": "EndpointJudge", "init_args": keys}]}
-    (tmp_path / "judges.yaml").write_text(yaml.safe_dump(config))
-    main(["--config", str(tmp_path / "judges.yaml"), *options, str(tmp_path / "other.jsonl")])
-    assert "temperature" not in server.requests[-1] and server.requests[-1]["model"] == "three"
-    assert len(server.requests) == 36

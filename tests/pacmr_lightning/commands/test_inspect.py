@@ -106,15 +106,6 @@ def test_lengths_are_those_of_the_kept_pairs(sources, chat_tokenizer, kind):
         assert lengths.rejected_longer == (chosen < rejected)[short].mean()
 
 
-def test_inspecting_fills_the_cache_of_a_run(sources, tokenizer, tiny_tokenizer_folder, tmp_path):
-    from datasets import config
-
-    inspect_pairs(sources["files"], tokenizer, 75)
-    files = set(config.HF_DATASETS_CACHE.rglob("*.arrow"))
-    PreferenceDataModule(sources["files"], tiny_tokenizer_folder, max_length=75).setup("fit")
-    assert set(config.HF_DATASETS_CACHE.rglob("*.arrow")) == files
-
-
 def counted(table):
     """The same as ``repeats``, pair by pair."""
     rows = list(table.itertuples(index=False, name=None))
@@ -162,44 +153,33 @@ def plain(renderable):
 
 
 def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
+    """The shortest, the median and the longest pair, token by token."""
     texts = pair_rows(9)
-    texts[4]["prompt"] = "What is the best of all books? " * 80
     texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
+    texts[4]["prompt"] = "What is the best of all books? " * 80
     path = write_rows(texts)
     _, kept = inspect_pairs(Files(path, path), tokenizer, 5000)
     pairs = TokenizedPairs(kept["train"].rows, tokenizer.pad_token_id)
     lengths = kept["train"].table["tokens"].tolist()
     shown = [plain(part) for part in show_rows(pairs, tokenizer, lengths)]
-    assert len(shown) == 12
-    by_length = sorted(range(9), key=lengths.__getitem__)
-    assert by_length[0] == 2 and by_length[-1] == 4
-    for place, row in enumerate((2, by_length[4], 4)):
-        heading, prompt, chosen, rejected = shown[4 * place : 4 * place + 4]
-        batch = pairs.batch([row])
+    rows = [2, sorted(range(9), key=lengths.__getitem__)[4], 4]
+    batch = pairs.batch(rows)
+    for place, row in enumerate(rows):
+        heading, prompt, *responses = shown[4 * place : 4 * place + 4]
+        counts = {kind: int((batch.segment_ids[place] == kind).sum()) for kind in Segment}
         assert kept["train"].rows[row]["id"] in heading
-        sides = ((chosen, Segment.CHOSEN, "chosen"), (rejected, Segment.REJECTED, "rejected"))
-        for text, kind, name in sides:
-            pieces = re.findall("‹(.*?)›", text)
-            count = int((batch.segment_ids == kind).sum())
-            assert len(pieces) == count and f"{count} {name}" in heading
+        assert (
+            f"{counts[Segment.PROMPT]} prompt" in heading and f"{counts[Segment.PAD]} of padding" in heading
+        )
+        for text, kind in zip(responses, (Segment.CHOSEN, Segment.REJECTED), strict=True):
+            pieces, name = re.findall("‹(.*?)›", text), kind.name.lower()
+            assert len(pieces) == counts[kind] and f"{counts[kind]} {name}" in heading
             written = "".join(pieces).replace("▁", " ").replace("\\t", "\t")
             assert written == texts[row][name] + "<eos>"
-        assert "‹" not in prompt
-        tokens = prompt.removeprefix("prompt: ")
-        left_out = re.search(r" \[… (\d+) tokens are left out here …\]", tokens)
-        count = int((batch.segment_ids == Segment.PROMPT).sum())
-        assert f"{count} prompt" in heading
-        if row == 4:
-            assert int(left_out[1]) == count - 2 * SHOWN
-            start, end = re.split(r" \[….*…\] ", tokens)
-            written = texts[4]["prompt"]
-            assert ("<bos>" + written).startswith(start.replace(" ", "").replace("▁", " "))
-            assert written.endswith(end.replace(" ", "").replace("▁", " "))
-        else:
-            assert left_out is None
-            assert tokens.replace(" ", "").replace("▁", " ") == "<bos>" + texts[row]["prompt"]
-    padding = [int(re.search(r"(\d+) of padding", plain_heading)[1]) for plain_heading in shown[::4]]
-    assert padding[2] == 0 and padding[0] > padding[1] > 0
+        tokens = prompt.removeprefix("prompt: ").replace(" ", "").replace("▁", " ")
+        start, *end = re.split(rf"\[…{counts[Segment.PROMPT] - 2 * SHOWN}tokensareleftouthere…\]", tokens)
+        whole = "<bos>" + texts[row]["prompt"]
+        assert start == whole if row != 4 else whole.startswith(start) and whole.endswith(*end)
 
 
 def test_tokens_of_tokenizers_that_drop_blanks_when_decoding():

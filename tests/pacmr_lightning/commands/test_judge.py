@@ -18,18 +18,13 @@ from pacmr_lightning.evaluation import judged_files
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
-from ..evaluation.faulty_server import FaultyServer, prefer_longer
+from ..evaluation.faulty_server import prefer_longer
 
+reply = prefer_longer
 main = partial(run_tool, "judge", judge_files)
 
 PAIRS = 24
 """Of pair i the response of A is longer, where i % 3 is 0, as long as B's (1), or shorter (2)."""
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(prefer_longer) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +32,6 @@ def quick(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # A logistic regression each, which the tests of the win rate look at.
     monkeypatch.setattr(judged_files, "summarize", partial(summarize, resamples=20))
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, rows):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        return str(path)
-
-    return write
 
 
 def rows(side):
@@ -58,10 +43,10 @@ def rows(side):
 
 
 @pytest.fixture
-def files(write):
+def files(write_rows):
     second = rows(1)
     random.Random(0).shuffle(second)
-    return write("a.jsonl", rows(0)), write("b.jsonl", second)
+    return write_rows(rows(0), "a.jsonl"), write_rows(second, "b.jsonl")
 
 
 def read(folder):
@@ -177,13 +162,13 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert again["uncounted_requests"] == {"all": 1, "now": 0}
 
 
-def test_empty_and_identical_responses(write, server, tmp_path):
+def test_empty_and_identical_responses(write_rows, server, tmp_path):
     first, second = (
         [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]
         for texts in (("", "same", "", "long"), ("text", " same", " ", "x"))
     )
     judge = EndpointJudge("hh", base_url=server.url, concurrency=1)
-    judge_files(write("$a_$.jsonl", first), write("b.jsonl", second), judge, str(tmp_path / "out"))
+    judge_files(write_rows(first, "$a_$.jsonl"), write_rows(second, "b.jsonl"), judge, str(tmp_path / "out"))
     summary, verdicts = read(tmp_path / "out")
     assert [row["verdict"] for row in verdicts] == ["loss", "tie", "tie", "win"]
     assert verdicts[1]["orders"] == [] and len(server.requests) == 4
@@ -191,7 +176,7 @@ def test_empty_and_identical_responses(write, server, tmp_path):
     assert (summary["empty"], summary["identical"]) == ([2, 1], 2)
 
 
-def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
+def test_samples_of_two_runs_by_the_gold_reward(write_rows, tmp_path):
     """Rows of ``samples.jsonl``: no ids, and prompts that come again."""
     world, rng = World(), random.Random(0)
     prompts = world.prompts()[:5] * 4
@@ -199,7 +184,8 @@ def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
         [{"prompt": p, "response": " " + " ".join(rng.sample(ATTRIBUTES, 4))} for p in prompts] for _ in "ab"
     )
     (tmp_path / "run").mkdir()
-    main([write("run/samples.jsonl", first), write("b.jsonl", second), "--judge", "GoldJudge"])
+    files = write_rows(first, "run/samples.jsonl"), write_rows(second, "b.jsonl")
+    main([*files, "--judge", "GoldJudge"])
     summary, verdicts = read(tmp_path / "run" / "judge")
     better = (world.gold_reward(**a) - world.gold_reward(**b) for a, b in zip(first, second, strict=True))
     expected = ["win" if x > 0 else "loss" if x < 0 else "tie" for x in better]
@@ -230,7 +216,7 @@ def test_from_the_command_line(files, server, tmp_path):
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"summary.json", "verdicts.jsonl"}
 
 
-def test_one_sentence_and_status_2(files, write, server, tmp_path, capsys):
+def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
     def stops(*arguments):
         with pytest.raises(SystemExit) as stop:
             cli.main(["judge", *arguments])
@@ -250,7 +236,7 @@ def test_one_sentence_and_status_2(files, write, server, tmp_path, capsys):
     assert "give both or none" in stops(*local, "--completion_price", "1")
     assert "nowhere.jsonl does not exist" in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
     assert "have the same 24 responses" in stops(files[0], files[0], *endpoint, server.url)
-    few = write("few.jsonl", rows(1)[:20])
+    few = write_rows(rows(1)[:20], "few.jsonl")
     assert "few.jsonl lacks 4 of the 24 ids of" in stops(files[0], few, *endpoint, server.url)
     assert "b.jsonl, which is a file; name a folder" in stops(*local, "--output", files[1])
     assert not server.requests

@@ -1,11 +1,11 @@
 """What a run writes: nothing that libraries refuse at the end, nothing worse than what is there, and when."""
 
-import csv
 import json
 import re
 import resource
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -17,6 +17,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 
 from ...conftest import fails, short_fit, write_lines
+from ..tables import texts
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -162,6 +163,12 @@ def steps(run):
     return sorted(int(path.stem.split("-")[1]) for path in (run / "checkpoints").glob("step-*.ckpt"))
 
 
+def losses(run):
+    """Validation losses by update."""
+    table = pd.read_csv(run / "metrics.csv").dropna(subset="val/loss")
+    return dict(zip(table["step"] + 1, table["val/loss"], strict=True))
+
+
 def test_checkpoints_by_time(pairs, tmp_path):
     interval = "--checkpoint.train_time_interval 0:00:00.001 --checkpoint.save_top_k -1"
     cli.main(pairs(more=interval))
@@ -176,10 +183,7 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pai
     monitor = f"--checkpoint.monitor val/loss --checkpoint.mode {mode} --checkpoint.{interval}"
     cli.main(pairs(more=f"{more} {monitor}"))
     run = tmp_path / "run"
-    with (run / "metrics.csv").open(newline="") as file:
-        found = {
-            int(row["step"]) + 1: float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]
-        }
+    found = losses(run)
     assert len(found) == 6
     best = (min if mode == "min" else max)(found, key=found.get)
     assert steps(run) == [best]
@@ -190,28 +194,31 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pai
     cli.main([*capture, str(run / f"checkpoints/step-{best}.ckpt")])
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            "--checkpoint.monitor val/accuracy",
-            "monitor is val/accuracy, but this run does not log val/accuracy; choose one of val/",
-        ),
-        ("--checkpoint.filename {step}-{val/lost:.2f}", "does not log val/lost; choose one of val/"),
-        (
-            "--checkpoint.filename best --checkpoint.save_top_k 2 --checkpoint.monitor val/loss",
-            "with {step} if",
-        ),
-        ("--checkpoint.filename a/{step}", "filename is a/{step}, but it must be a name without folders"),
-        ("--checkpoint.filename last", "other than last"),
-        ("--checkpoint.filename {step", "filename is {step, but"),
-        ("--checkpoint.save_last false --checkpoint.save_top_k 0", "so nothing is saved"),
-        ("--checkpoint.dirpath elsewhere", "audit, refine and export read the run's own folder"),
-        ("--checkpoint.save_on_exception true", "a failure leaves half an update; lower every_n_train_steps"),
-        ("--checkpoint.save_weights_only true", "no run goes on from weights alone"),
-        ("--checkpoint.save_last link", "save_last is link, but last.ckpt is the last state"),
-    ],
-)
+REFUSED = """
+--checkpoint.filename {step}-{val/lost:.2f}
+    does not log val/lost; choose one of val/
+--checkpoint.filename best --checkpoint.save_top_k 2 --checkpoint.monitor val/loss
+    with {step} if
+--checkpoint.filename a/{step}
+    filename is a/{step}, but it must be a name without folders
+--checkpoint.filename last
+    other than last
+--checkpoint.filename {step
+    filename is {step, but
+--checkpoint.save_last false --checkpoint.save_top_k 0
+    so nothing is saved
+--checkpoint.dirpath elsewhere
+    audit, refine and export read the run's own folder
+--checkpoint.save_on_exception true
+    a failure leaves half an update; lower every_n_train_steps
+--checkpoint.save_weights_only true
+    no run goes on from weights alone
+--checkpoint.save_last link
+    save_last is link, but last.ckpt is the last state
+"""
+
+
+@pytest.mark.parametrize(("options", "said"), texts(REFUSED))
 def test_checkpoint_options_that_are_refused(options, said, pairs, tmp_path, capsys):
     assert said in fails(capsys, pairs(more=options))
     assert not (tmp_path / "run").exists()
@@ -228,12 +235,7 @@ def test_the_best_of_a_resumed_run(pairs, tmp_path, caplog):
     before = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
     more = f"{best} --checkpoint.mode max --ckpt_path last --trainer.max_epochs 2"
     cli.main(pairs(folder=run.name, more=f"{more} --checkpoint.every_n_train_steps 100"))
-    with (run / "metrics.csv").open(newline="") as file:
-        found = {
-            f"{int(row['step']) + 1}-{float(row['val/loss']):.6f}.ckpt": float(row["val/loss"])
-            for row in csv.DictReader(file)
-            if row["val/loss"]
-        }
+    found = {f"{step}-{loss:.6f}.ckpt": loss for step, loss in losses(run).items()}
     kept = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
     assert len(found) == 12 and kept == set(sorted(found, key=found.get)[-2:]) and kept & before
 
@@ -242,15 +244,8 @@ def test_the_best_of_a_resumed_run(pairs, tmp_path, caplog):
 def test_averages_of_weights_in_sft(sft, tmp_path):
     """The saved model is the mean of the states after the updates, as when resumed in the middle."""
     callback = {"class_path": "lightning.pytorch.callbacks.WeightAveraging"}
-    more = [
-        "--model.lora",
-        "null",
-        "--model.learning_rate",
-        "1e-2",
-        "--trainer.callbacks",
-        json.dumps([callback]),
-    ]
-    more += ["--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"]
+    more = ["--model.lora", "null", "--model.learning_rate", "1e-2", "--checkpoint.save_top_k", "-1"]
+    more += ["--checkpoint.every_n_train_steps", "1", "--trainer.callbacks", json.dumps([callback])]
     cli.main([*sft(), *more])
     places = [tmp_path / f"sft/checkpoints/step-{step}.ckpt" for step in (1, 2)]
     first, second = (torch.load(path, weights_only=True) for path in places)

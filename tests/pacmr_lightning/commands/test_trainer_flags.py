@@ -6,20 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.tuner import Tuner
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks import RunCheckpoint
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS, MANUAL_CALLBACKS
-from pacmr_lightning.objectives import RDPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting import SigmoidPrior
 
 from ...conftest import fails, quiet_trainer, short_fit, write_lines
 
@@ -193,14 +189,6 @@ def test_an_unknown_monitor(more, owner, name, words, capsys):
     assert json.loads(Path(RUN, "summary.json").read_text())["steps"] == 2
 
 
-def test_early_stopping_by_a_metric_that_is_not_there(words, capsys):
-    """Lightning's own sentence, in a run that began."""
-    more = callback("EarlyStopping", monitor="loss")
-    assert "conditioned on metric `loss` which is not available" in fails(
-        capsys, [*words, f"--trainer.{more}"]
-    )
-
-
 def test_from_python(tmp_path):
     """The same sentences, before anything is read: neither model nor pairs exist."""
 
@@ -219,22 +207,6 @@ def test_from_python(tmp_path):
             {"fit": lambda trainer, *given, **data: Tuner(trainer).lr_find(*given, **data)},
             "LearningRateFinder",
         ),
-        (
-            {"fit": lambda trainer, *given, **data: Tuner(trainer).scale_batch_size(*given, **data)},
-            "model.micro_batch_size auto",
-        ),
     ):
         with pytest.raises(UserError, match=said):
             fit(**flags)
-
-
-def test_loading_a_run_from_python(place, tmp_path):
-    """Without its arguments, as a run of ``pacmr fit``."""
-    model, rows = str(place / "model"), Files(str(place / "pairs.jsonl"), str(place / "pairs.jsonl"))
-    module = PreferenceModule(PolicyModel(model, rank=2), RDPO(0.3, label_noise=0.2), SigmoidPrior(0.7))
-    data = PreferenceDataModule(rows, tokenizer=model, global_batch_size=8)
-    quiet_trainer(tmp_path, [RunCheckpoint()], max_steps=1).fit(module, data)
-    found = PreferenceModule.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt")
-    assert (found.objective.beta, found.objective.label_noise, found.weighting.slope) == (0.3, 0.2, 0.7)
-    for name, value in module.policy.adapter().items():
-        assert torch.equal(found.policy.adapter()[name], value)
