@@ -14,8 +14,9 @@ from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.state import end as end_of
 from pacmr_lightning.sweep.state import prepare, state_of
 
-from ...conftest import fails
+from ...conftest import fails, write_lines
 from ..evaluation.faulty_server import FaultyServer, prefer_longer
+from ..tables import texts
 from .conftest import OPTIONS, end
 from .test_runner import sweep as run
 
@@ -24,8 +25,7 @@ PROMPTS = 12
 
 def write_prompts(count: int = PROMPTS) -> str:
     rows = [{"prompt": prompt, "reference": "unused"} for prompt in World(0).prompts()[:count]]
-    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return "prompts.jsonl"
+    return write_lines("prompts.jsonl", rows)
 
 
 def evaluation(url: str | None = None, **changes: object) -> dict:
@@ -41,41 +41,31 @@ def asked(server: FaultyServer) -> list[str]:
     return [text for text in texts if "It rained all day" not in text]
 
 
-def judged(folder: str) -> dict:
-    return json.loads(Path(folder, "summary.json").read_text())
+BAD_EVALUATIONS = """
+anchor:
+    evaluate compares with the anchor, but anchor is null
+methods: {dpo: }
+    of the same noise rate, seed and varied values, but there is no other
+methods: {dpo: {vary: {model.objective.beta: [0.1, 0.2]}}, pacmr: }
+    but pacmr-noise30-seed0 has no baseline
+evaluate: {prompt_price: 1.0}
+    prompt_price is 1.0 and completion_price is None
+evaluate: {predict: {generation.output: x.jsonl}}
+    generation.output is the cell's own file
+evaluate: {predict: {generation.temperature: -1}}
+    cannot predict: temperature is -1
+evaluate: {predict: {data.source: Prompts, data.source.file: nowhere.jsonl}}
+    nowhere.jsonl
+"""
 
 
-@pytest.mark.parametrize(
-    ("changes", "top", "message"),
-    [
-        ({"judge": "Oracle"}, {}, "Oracle"),
-        ({}, {"anchor": None}, "evaluate compares with the anchor, but anchor is null"),
-        (
-            {},
-            {"methods": {"dpo": None}},
-            "of the same noise rate, seed and varied values, but there is no other",
-        ),
-        (
-            {},
-            {"methods": {"dpo": {"vary": {"model.objective.beta": [0.1, 0.2]}}, "pacmr": None}},
-            "but pacmr-noise30-seed0 has no baseline",
-        ),
-        ({"prompt_price": 1.0}, {}, "prompt_price is 1.0 and completion_price is None"),
-        ({"seed": -1}, {}, "the seed of evaluate is -1"),
-        ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
-        ({"predict": {"generation.temperature": -1}}, {}, "cannot predict: temperature is -1"),
-        (
-            {"predict": {"data.source": "Prompts", "data.source.file": "nowhere.jsonl"}},
-            {},
-            "nowhere.jsonl",
-        ),
-    ],
-)
-def test_bad_evaluations(changes, top, message, write_sweep, capsys):
+@pytest.mark.parametrize(("text", "message"), texts(BAD_EVALUATIONS))
+def test_bad_evaluations(text, message, write_sweep, capsys):
     """One sentence before anything is trained, and nothing is written."""
     write_prompts()
-    part = evaluation("http://127.0.0.1:9/v1") | changes
-    assert message in fails(capsys, ["sweep", write_sweep(evaluate=part, **top), "--jobs", "1"])
+    changes = yaml.safe_load(text)
+    changes["evaluate"] = evaluation("http://127.0.0.1:9/v1") | changes.get("evaluate", {})
+    assert message in fails(capsys, ["sweep", write_sweep(**changes), "--jobs", "1"])
     assert not Path("out").exists()
 
 
@@ -108,7 +98,7 @@ def answer(cell: Cell, text: str) -> None:
     """What ``pacmr predict`` would leave."""
     assert prepare(cell) == [cell.prediction]
     rows = [{"id": f"p{i}", "prompt": f"Post {i}", "response": f"{i} {text}"} for i in range(PROMPTS)]
-    cell.responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(cell.responses, rows)
     assert end_of(cell, 0)
 
 
@@ -158,18 +148,14 @@ def test_what_a_judge_costs_and_says(answered, capsys):
     assert "50.00 [50.00, 50.00]" in Path("out/tables/judged.tex").read_text()
 
 
-def test_one_seed_has_intervals(answered, capsys):
+def test_one_seed_has_intervals(answered):
     """Of what pacmr judge gives, since one seed has no standard error."""
-    path, found = answered
-    rows = [json.loads(line) for line in found[3].responses.read_text().splitlines()]
-    for row in rows[:5]:
-        row["response"] = ""
-    found[3].responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path, (*_, last) = answered
+    rows = [json.loads(line) for line in last.responses.read_text().splitlines()]
+    write_lines(last.responses, [row | {"response": ""} for row in rows[:5]] + rows[5:])
     with FaultyServer(prefer_longer) as server:
-        path = replace_judge(path, base_url=server.url, seeds=[1])
-        assert run(path) == 0
-    summary = judged("out/pacmr-noise30-seed1/judge")
-    rate = summary["win_rate"]
+        assert run(replace_judge(path, base_url=server.url, seeds=[1])) == 0
+    rate = json.loads((last.folder / "judge/summary.json").read_text())["win_rate"]
     low, value, high = (f"{100 * rate[name]:.2f}" for name in ("low", "value", "high"))
     assert value == "58.33" and float(low) < 58.33 < float(high)
     text = Path("out/tables.md").read_text()
@@ -210,5 +196,3 @@ def test_a_file_like_another(write_sweep, capsys):
     assert Path("out/tables.md").exists() and Path("out/prepare-2.txt").exists()
     Path("made").touch()
     assert run("like.yaml") == 0
-    Path("like.yaml").write_text("like: like.yaml")
-    assert "like.yaml is like itself" in fails(capsys, ["sweep", "like.yaml"])

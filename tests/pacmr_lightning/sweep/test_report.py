@@ -119,10 +119,8 @@ def test_cells_without_a_validation(write_sweep, capsys):
             accuracy = 0.5 if cell.method in validated else None
             end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": accuracy})
         cli.main(["sweep", path, "--tables_only"])
-        said = capsys.readouterr()
-        assert ("No cell has been validated, so no figure is drawn." in said.out + said.err) != bool(
-            validated
-        )
+        said = "".join(capsys.readouterr())
+        assert ("No cell has been validated, so no figure is drawn." in said) == (not validated)
     assert {file.name for file in Path("out1/figures").glob("*.png")} == {"noise-rates.png", "dpo-beta.png"}
 
 
@@ -203,15 +201,8 @@ def test_layouts(finished):
     assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and "\nOracle & $100.0" in latex
     assert latex.count("{") == latex.count("}")
 
-    tau = pd.read_csv("out/tables/pacmr-tau.csv")
-    assert tau[["Noise rate", "τ"]].values.tolist() == [
-        ["20%", 0.5],
-        ["20%", 0.6],
-        ["40%", 0.5],
-        ["40%", 0.6],
-    ]
-    both = pd.read_csv("out/tables/both.csv")
-    assert both["Method"].tolist() == 2 * ["DPO", *TAU.values()]
+    assert pd.read_csv("out/tables/pacmr-tau.csv")["τ"].tolist() == [0.5, 0.6] * 2
+    assert pd.read_csv("out/tables/both.csv")["Method"].tolist() == 2 * ["DPO", *TAU.values()]
     weights = pd.read_csv("out/tables/learned-weights.csv")
     row = weights[(weights["Method"] == TAU["pacmr-tau0.5"]) & (weights["Noise rate"] == "20%")].iloc[0]
     expected = [0.9, mean([0.7, 0.6, 0.5]), *moments([0.2, 0.3, 0.4])]
@@ -220,9 +211,7 @@ def test_layouts(finished):
     assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
     assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
     final = pd.read_csv("out/tables/final-weights.csv")
-    assert final[["Method", "Noise rate"]].values.tolist() == [
-        [TAU["pacmr-tau0.5"], r] for r in ("20%", "40%")
-    ]
+    assert final["Method"].tolist() == [TAU["pacmr-tau0.5"]] * 2
     assert final["Mean weight (unflipped)"].tolist() == [1.5, 1.5] and final["Weight gap"].tolist() == [1, 1]
     assert "**0.800" not in text and "0.6000 ± 0.0577 | 0.3000" in text, "equal rows have no best"
     pages = {path.stem for path in Path("out/figures").glob("pacmr-tau0.5-*.png")}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.sweep import state
@@ -12,6 +13,7 @@ from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.state import prepare, state_of
 
 from ...conftest import fails as run_fails
+from ..tables import texts
 from .conftest import OPTIONS, check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[3]
@@ -47,17 +49,9 @@ def test_cells(write_sweep, world):
             "soft": {"config": "pacmr", "vary": {"a.tau": [0.5, 0.6], "b.outer": ["A", "B"]}},
             "own": {
                 "config": "mine.yaml",
-                "options": {
-                    "x": None,
-                    "y": [1, "{seed}"],
-                    "z": "s{seed}n{noise}",
-                    "v": nested("{folder}/w"),
-                },
+                "options": {"y": [1, "{seed}"], "z": "s{seed}n{noise}", "v": nested("{folder}/w")},
             },
-            "braces": {
-                "config": "dpo",
-                "options": {"x": "{{epoch}}-{seed}", "y": {"z": LITERAL}},
-            },
+            "braces": {"config": "dpo", "options": {"x": "{{epoch}}-{seed}", "y": {"z": LITERAL}}},
             "two": {"config": "dpo", "after": "dpo", "first": "audit {after}", "options": {"w": "{after}/a"}},
         },
     )
@@ -76,7 +70,7 @@ def test_cells(write_sweep, world):
     ]
     own = by_name["own-noise20-seed1"].arguments
     assert own[:6] == [*base, "mine.yaml", "--model.method"]
-    assert own[-10:-4] == ["--x", "null", "--y", '[1, "1"]', "--z", "s1n0.2"]
+    assert own[-8:-4] == ["--y", '[1, "1"]', "--z", "s1n0.2"]
     assert own[-4:-2] == ["--v", json.dumps(nested("out/own-noise20-seed1/w"))]
     braces = by_name["braces-noise20-seed1"].arguments
     assert braces[-6:-2] == ["--x", "{epoch}-1", "--y", json.dumps({"z": LITERAL})]
@@ -87,76 +81,93 @@ def test_cells(write_sweep, world):
     assert not cell.first and cell.after is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"methodz": {"a": 1}}, "methodz.a: unknown option"),
-        ({"methods": {"dpo": {"labels": "x"}}}, "methods.labels: unknown option; did you mean label?"),
-        ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
-        ({"noise_rates": ["much"]}, "noise_rates: expected float, but got much"),
-        ({"base": "preference"}, "base: expected list, but got preference"),
-        ({"base": ["preferense"]}, "(did you mean preference?)"),
-        ({"methods": ["dpo"]}, "methods: expected dict, but got ['dpo']"),
-        ({"options": {1: 2}}, "the option 1 is no text; name it as pacmr fit does"),
-        ({"output": None}, "output must be given"),
-        ({"output": "out/{seed}"}, "output or report has the placeholder {seed}, but it may have none"),
-        ({"like": ["x.yaml"]}, "like is ['x.yaml'], but it must be one sweep file"),
-        (
-            {"options": OPTIONS | {"data.source": {"class_path": "Files", "init_args": {"train": "{sed}"}}}},
-            "data.source of the method dpo has the placeholder {sed}, but it may have {seed}, {noise}, "
-            "{folder}; write {{sed}} for the text {sed}.",
-        ),
-        ({"methods": {"dpo": {"first": "audit {run}"}}}, "first of the method dpo has the placeholder {run}"),
-        ({"methods": {"dpo": {"first": "audit 'x"}}}, "(No closing quotation)"),
-        ({"methods": {"dpo": {"first": "adit x"}}}, "begins with adit, which is no command of pacmr"),
-        ({"prepare": ["x"]}, "prepare: expected keys and values, but got 'x'"),
-        ({"prepare": [{"output": "x"}]}, "prepare: command must be given"),
-        (
-            {"prepare": [{"output": "x", "command": "fit --seed_everything {seed}"}]},
-            "The command of x has the placeholder {seed}, but it may have {output}",
-        ),
-        (
-            {"afterwards": [{"output": "x", "command": "fit --config sft --modell M"}]},
-            "The preparation of x cannot fit: --modell: unknown option",
-        ),
-        (
-            {"options": OPTIONS | {"data.global_batch_size": "{seed}"}},
-            "seed0 cannot fit: global_batch_size is 0",
-        ),
-        ({"options": OPTIONS | {"trainer.default_root_dir": "x"}}, "is the cell's own folder"),
-        (
-            {"options": OPTIONS | {"trainer.callbacks": [{"class_path": "WeightRecorder"}]}},
-            "would write no summary.json, which the tables need; add the callback RunSummary",
-        ),
-        ({"noise_rates": [20]}, "one of noise_rates is 20.0, but it must be at least 0 and below 1"),
-        ({"seeds": []}, "seeds is [], but it needs at least one"),
-        ({"seeds": [1, 1]}, "and none twice"),
-        ({"jobs": 0}, "jobs is 0"),
-        ({"anchor": "ipo"}, "anchor names ipo, which is none of the methods (dpo, pacmr)"),
-        ({"comparisons": {"x": ["ipo"]}}, "x names ipo"),
-        ({"methods": {"dpo": {"label": "pacmr"}, "pacmr": None}}, "but none may occur twice"),
-        ({"methods": {"dpo": {"vary": {"a": []}}}}, "varies a over no values"),
-        ({"methods": {"dpo": {"after": "pacmr"}, "pacmr": None}}, "dpo comes after pacmr, which"),
-        ({"options": {"data.noise_rate": "{noise}"}}, "would be the same run"),
-        (
-            {"methods": {"dpo": {"vary": {"data.source.train": ["data/a.jsonl", "data_a.jsonl"]}}}},
-            "would share the folder out/dpo-noise30-traindata_a",
-        ),
-        ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
-        ({"methods": {"dpo": {"options": {"model.objective.beta": 0}}}}, "beta is 0"),
-        (
-            {
-                "methods": {
-                    "dpo": {"options": {"data.augmentations": "a.parquet"}},  # not read
-                    "mwn": {"options": {"data.clean_meta": "Files", "data.clean_meta.train": "c.jsonl"}},
-                },
-            },
-            "The cell mwn-noise30-seed0 would read c.jsonl, which does not exist and which no command of "
-            "prepare makes",
-        ),
-    ],
-)
-def test_bad_files(changes, message, write_sweep, capsys):
+BAD_FILES = """
+methodz: {a: 1}
+    methodz.a: unknown option
+methods: {dpo: {labels: x}}
+    methods.labels: unknown option; did you mean label?
+methods: {dpo: 3}
+    method dpo: expected keys and values, but got 3
+noise_rates: [much]
+    noise_rates: expected float, but got much
+base: preference
+    base: expected list, but got preference
+base: [preferense]
+    (did you mean preference?)
+methods: [dpo]
+    methods: expected dict, but got ['dpo']
+options: {1: 2}
+    the option 1 is no text; name it as pacmr fit does
+output:
+    output must be given
+output: "out/{seed}"
+    output or report has the placeholder {seed}, but it may have none
+like: [x.yaml]
+    like is ['x.yaml'], but it must be one sweep file
+more: {data.source: {class_path: Files, init_args: {train: "{sed}"}}}
+    data.source of the method dpo has the placeholder {sed}, but it may have {seed}, {noise}, {folder};
+    write {{sed}} for the text {sed}.
+methods: {dpo: {first: "audit {run}"}}
+    first of the method dpo has the placeholder {run}
+methods: {dpo: {first: "audit 'x"}}
+    (No closing quotation)
+methods: {dpo: {first: adit x}}
+    begins with adit, which is no command of pacmr
+prepare: [x]
+    prepare: expected keys and values, but got 'x'
+prepare: [{output: x}]
+    prepare: command must be given
+prepare: [{output: x, command: "fit --seed_everything {seed}"}]
+    The command of x has the placeholder {seed}, but it may have {output}
+afterwards: [{output: x, command: fit --config sft --modell M}]
+    The preparation of x cannot fit: --modell: unknown option
+more: {data.global_batch_size: "{seed}"}
+    seed0 cannot fit: global_batch_size is 0
+more: {trainer.default_root_dir: x}
+    is the cell's own folder
+more: {trainer.callbacks: [{class_path: WeightRecorder}]}
+    would write no summary.json, which the tables need; add the callback RunSummary
+noise_rates: [20]
+    one of noise_rates is 20.0, but it must be at least 0 and below 1
+seeds: []
+    seeds is [], but it needs at least one
+seeds: [1, 1]
+    and none twice
+jobs: 0
+    jobs is 0
+anchor: ipo
+    anchor names ipo, which is none of the methods (dpo, pacmr)
+comparisons: {x: [ipo]}
+    x names ipo
+methods: {dpo: {label: pacmr}, pacmr: }
+    but none may occur twice
+methods: {dpo: {vary: {a: []}}}
+    varies a over no values
+methods: {dpo: {after: pacmr}, pacmr: }
+    dpo comes after pacmr, which
+options: {data.noise_rate: "{noise}"}
+    would be the same run
+methods: {dpo: {vary: {data.source.train: [data/a.jsonl, data_a.jsonl]}}}
+    would share the folder out/dpo-noise30-traindata_a
+methods: {dpo: , dqo: }
+    configs/methods/dqo.yaml
+methods: {dpo: {options: {model.objective.beta: 0}}}
+    beta is 0
+"""
+"""Keys of a sweep file, ``more`` beside the usual options, and what is said of them."""
+NOT_THERE = """
+methods:
+  dpo: {options: {data.augmentations: not-read.parquet}}
+  mwn: {options: {data.clean_meta: Files, data.clean_meta.train: c.jsonl}}
+"""
+NOT_MADE = "mwn-noise30-seed0 would read c.jsonl, which does not exist and which no command of prepare makes"
+
+
+@pytest.mark.parametrize(("text", "message"), [*texts(BAD_FILES), (NOT_THERE, NOT_MADE)])
+def test_bad_files(text, message, write_sweep, capsys):
+    changes = yaml.safe_load(text)
+    if "more" in changes:
+        changes["options"] = OPTIONS | changes.pop("more")
     assert message in fails(capsys, [write_sweep(**changes), "--dry_run"])
     assert not Path("out").exists()
 
@@ -177,12 +188,6 @@ def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
     assert "cannot be read" in fails(capsys, ["nowhere.yaml"])
 
 
-@pytest.mark.parametrize("path", SIZES, ids=str)
-def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    check_measures(read_sweep(str(shipped(path))))
-
-
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     # Those of one task, on one device, say all that the others would.
@@ -192,12 +197,10 @@ def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
 )
 def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = shipped(path)
-    assert (
-        check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys) == SIZES[path]
-        or not whole
-    )
-    assert len(cells(read_sweep(str(file)))) == SIZES[path]
+    sweep = read_sweep(str(shipped(path)))
+    found = check_dry_run(shipped(path), lambda words: cli.main(["sweep", *words]), whole, capsys)
+    assert len(cells(sweep)) == SIZES[path] and (found == SIZES[path] or not whole)
+    check_measures(sweep)
 
 
 @pytest.mark.parametrize(
