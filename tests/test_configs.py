@@ -14,7 +14,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.callbacks import weight_figures
 from pacmr_lightning.embedded_world import World
 
-from .conftest import write_lines
+from .conftest import read_lines, write_lines
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
@@ -33,45 +33,35 @@ def tiny(tmp_path, tiny_llama, monkeypatch) -> dict[str, str]:
     """Paths of a tiny model with its tokenizer, of pairs and of completions, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     tiny_llama("model")
-    pairs = [json.dumps(row) + "\n" for row in World().preference_rows(160, 0)]
-    Path("pairs.jsonl").write_text("".join(pairs))
-    completions = [json.dumps(row) + "\n" for row in World().sft_rows(400, 0)]
-    Path("completions.jsonl").write_text("".join(completions))
-    return {"model": "model", "pairs": "pairs.jsonl", "completions": "completions.jsonl"}
+    pairs = write_lines("pairs.jsonl", World().preference_rows(160, 0))
+    completions = write_lines("completions.jsonl", World().sft_rows(400, 0))
+    return {"model": "model", "pairs": pairs, "completions": completions}
 
 
 def upstream(kind: str) -> str:
     """The synthetic benchmark's pairs as the datasets on the Hub are laid out."""
-    folder = Path(kind)
-    splits = {
-        "train": list(World().preference_rows(160, 0)),
-        "validation": list(World().preference_rows(40, 1)),
-    }
-    for number, (split, rows) in enumerate(splits.items()):
-        posts = [
-            f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {r['prompt']} {i}\n\nTL;DR:" for i, r in enumerate(rows)
-        ]
+    for name, seed, count in (("train", 0, 160), ("validation", 1, 40)):
+        rows = list(World().preference_rows(count, seed))
+        prompts = [f"{row['prompt']} {i}" for i, row in enumerate(rows)]
+        posts = [f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {prompt}\n\nTL;DR:" for prompt in prompts]
         if kind == "TLDR":
-            sides = {
-                side: [[{"role": "assistant", "content": row[side]}] for row in rows]
-                for side in ("chosen", "rejected")
-            }
-            write(folder / "data" / f"{split}-00000-of-00001.parquet", {"prompt": posts, **sides})
+            sides = {side: [turn(row[side]) for row in rows] for side in ("chosen", "rejected")}
+            write(Path(kind, f"data/{name}-00000-of-00001.parquet"), {"prompt": posts, **sides})
         elif kind == "TLDRCompletions":
-            labels = [row["chosen"].strip() for row in rows]
-            for part in (("train",), ("valid", "test"))[number]:
-                write(folder / "data" / f"{part}-00000-of-00001.parquet", {"prompt": posts, "label": labels})
+            columns = {"prompt": posts, "label": [row["chosen"].strip() for row in rows]}
+            for part in ("valid", "test") if seed else ("train",):
+                write(Path(kind, f"data/{part}-00000-of-00001.parquet"), columns)
         else:
-            turns = {
-                side: [
-                    f"\n\nHuman: I do not know. {r['prompt']} {i}\n\nAssistant:{r[side]}"
-                    for i, r in enumerate(rows[:60])
-                ]
-                for side in ("chosen", "rejected")
-            }
+            starts = [f"\n\nHuman: I do not know. {prompt}\n\nAssistant:" for prompt in prompts[:60]]
+            pairs = list(zip(starts, rows, strict=False))
+            talks = {side: [start + row[side] for start, row in pairs] for side in ("chosen", "rejected")}
             for subset in ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"):
-                write(folder / subset / f"{('train', 'test')[number]}.parquet", turns)
+                write(Path(kind, subset, "test.parquet" if seed else "train.parquet"), talks)
     return kind
+
+
+def turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
 
 
 def write(path: Path, columns: dict[str, list]) -> None:
@@ -117,15 +107,14 @@ def composed(base: Path, method: Path):
         if base.parent.name != "quickstart" or method.stem not in OF_ROWS
     ],
 )
-def test_preference(base, method, tiny, monkeypatch, recwarn):
+def test_preference(base, method, tiny, monkeypatch):
     arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
     if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
         write_no_figures(monkeypatch)
     source = source_of(base)
     if method.stem in OF_ROWS:
-        own = [json.loads(row) | {"p_right": 0.9} for row in Path(tiny["pairs"]).read_text().splitlines()]
-        write_lines(Path("own.jsonl"), own)
-        arguments += ["--data.source", "Files", "--data.source.train", "own.jsonl"]
+        own = write_lines("own.jsonl", [row | {"p_right": 0.9} for row in read_lines(tiny["pairs"])])
+        arguments += ["--data.source", "Files", "--data.source.train", own]
         arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
     elif source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
@@ -151,10 +140,6 @@ def test_preference(base, method, tiny, monkeypatch, recwarn):
     assert summary["val_pairs"] == min(size, summary["counts"]["validation"]["kept"]) > 0, "of one batch"
     assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
     assert Path("run/noise_mask.parquet").exists() == (summary["noise_rate"] > 0)
-    if method.stem == "mwn":  # which learns at once: no threshold
-        error, *_ = pd.read_csv("run/metrics.csv")["train/meta/estimator_error"].dropna()
-        said = [str(one.message) for one in recwarn if "off the exact coefficients" in str(one.message)]
-        assert len(said) == (error > 0.2) and all("GhostDotProduct" in line for line in said)
 
 
 @pytest.mark.parametrize("base", SFT, ids=name)

@@ -4,7 +4,7 @@ import pytest
 
 from examples.endpoint_responses import endpoint_responses
 from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.datamodules import EmbeddedWorld, Files
+from pacmr_lightning.datamodules import Files
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
@@ -48,21 +48,6 @@ def test_each_kind_of_prompt(server, endpoint, write_rows, tmp_path, capsys):
     counts = {"finish_reason": "stop", "prompt_tokens": None, "response_tokens": None}
     assert rows[2] == rows[2] | {"response": " You said: What is the sea?"} | counts and len(rows[2]) == 6
     assert "3 responses of tiny, 0 of them truncated." in capsys.readouterr().out
-    # A second run asks nothing; another limit asks again.
-    output.unlink()
-    endpoint_responses(Files(path, path), str(output), endpoint(max_tokens=7, temperature=0.5))
-    assert len(server.requests) == 3 and rows_of(output) == rows
-    endpoint_responses(Files(path, path), str(output), endpoint(max_tokens=8, temperature=0.5))
-    assert len(server.requests) == 6
-
-
-def test_the_prompts_are_those_of_predict(endpoint, tmp_path):
-    world = EmbeddedWorld(4, 4)
-    endpoint_responses(world, str(tmp_path / "out.jsonl"), endpoint(), n=5, seed=3)
-    drawn = draw_prompts(world, 5, 3)
-    assert [(r["id"], r["prompt"]) for r in rows_of(tmp_path / "out.jsonl")] == [
-        (p.id, p.text) for p in drawn
-    ]
 
 
 def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
@@ -82,21 +67,10 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
     assert len(server.requests) == 7 and [row["id"] for row in rows_of(output)] == list("01234")
     # The stored reason is kept.
     assert [row["finish_reason"] for row in rows_of(output)] == ["stop", "length", "stop", "stop", "stop"]
-
-
-def test_bad_input(server, endpoint, write_rows, tmp_path):
-    path = write_rows(ROWS)
-    source, output = Files(path, path), tmp_path / "new" / "out.jsonl"
-    server.always = "content filter"
-    for options, message in (
-        ({"n": 0}, "n is 0, but it must be at least 1"),
-        ({"output": str(tmp_path / "out.json")}, "must be a file ending in .jsonl"),
-        ({"output": f"{path}/out.jsonl"}, "is a file and no folder; name another place"),
-        ({}, "failed 3 requests in a row .*content_filter"),
-    ):
-        with pytest.raises(UserError, match=message):
-            endpoint_responses(**{"source": source, "output": str(output), "endpoint": endpoint()} | options)
-    assert not output.exists()
+    server.always, none = "content filter", tmp_path / "none.jsonl"
+    with pytest.raises(UserError, match=r"failed 3 requests in a row .*content_filter"):
+        endpoint_responses(Files(path, path), str(none), endpoint(max_tokens=12))
+    assert not none.exists()
 
 
 def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch):
@@ -106,7 +80,9 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     options += ["--output", str(output), "--endpoint.base_url", server.url]
     options += ["--endpoint.key_variable", "MY_KEY"]
     run_tool("endpoint_responses", endpoint_responses, [*options, "--endpoint.model", "m", "--n", "2"])
-    assert len(rows_of(output)) == 2 and server.keys == {f"Bearer {SECRET}"}
+    drawn = draw_prompts(Files(path, path), 2, 42)  # as those of pacmr predict
+    assert [row["id"] for row in rows_of(output)] == [prompt.id for prompt in drawn]
+    assert len(drawn) == 2 and server.keys == {f"Bearer {SECRET}"}
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 128, 0.0)}
     texts = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file()]
     assert not any(SECRET in text for text in [*texts, *capsys.readouterr()])

@@ -10,7 +10,6 @@ import pytest
 from examples.sentiment import LexiconReward, sentiment
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.datamodules import CategoryNoise, Files
 
 from .conftest import read_lines
 from .conftest import write_lines as write
@@ -42,23 +41,13 @@ def test_labels_are_bradley_terry_draws(folder, capsys):
     p = 1 / (1 + math.exp(-1))
     for row in rows:
         assert row["eta"] == pytest.approx(p if row["chosen"] == " good" else 1 - p)
+        assert row["category"] == str(int(row["prompt"].split()[1]) % 3)
     right = Counter(row["chosen"] for row in rows)[" good"]
     assert abs(right - 1000 * p) < 4 * math.sqrt(1000 * p * (1 - p))
     said = capsys.readouterr().out
     assert f"{1 - right / 1000:.1%} of the labels against it" in said
     assert "1,000 pairs with equal or empty responses were dropped" in said
     assert label() == rows != label("--seed=1")
-
-
-def test_categories_are_those_of_the_prompts(folder):
-    label()
-    found = Files("pairs.jsonl").load_all()
-    assert len(found) == 1000
-    for name, category in zip(found["prompt"], found["category"], strict=True):
-        assert category == str(int(name.split()[1]) % 3)
-    flips = CategoryNoise({"1": 0.4}).flips(found, 42)
-    flipped = [one for name, one in zip(found["id"], found["category"], strict=True) if flips[name]]
-    assert set(flipped) == {"1"} and len(flipped) == pytest.approx(0.4 * 1000 / 3, abs=30)
 
 
 def test_the_model_responds(folder, tiny_llama, monkeypatch):

@@ -70,7 +70,6 @@ def test_the_model(fetch, name):
     ("words", "sentence"),
     [
         ((), "takes two words, such as model runs/examples/model, and the name of a model as a third, but"),
-        (("data", "there"), "but got data there"),
         (("reviews", "there", "gemma-3-270m"), "but got reviews there gemma-3-270m"),
         (("model", "there", "gemma"), "has no model gemma; choose from smollm2-135m, gemma-3-270m, qwen"),
         (("reviews", "."), ". exists already; remove it"),

@@ -4,11 +4,9 @@ A release may move any of them without a word, for which pyproject.toml bounds t
 is said which package moved what, before a run trips over it.
 """
 
-import ast
 import inspect
 import pkgutil
 import re
-import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -67,33 +65,24 @@ TABLE = {
 PLACES = [(holder, name) for holder, names in TABLE.items() for name in names.split()]
 
 
-@cache
-def stores(found):
-    """Names of all attributes that a class's code sets, such as ``self._name = ...``."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
-    except (OSError, TypeError):  # written in C
-        return set()
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def has(holder, name):
-    """Whether a class declares the attribute, or sets it on its instances; else whether it is there."""
-    if hasattr(holder, name):
-        return True
-    bases = holder.__mro__ if inspect.isclass(holder) else ()
-    return any(name in vars(base).get("__annotations__", ()) or name in stores(base) for base in bases)
-
-
 def is_there(holder, name):
+    """Whether a module or class has the attribute, or the code of a class sets it on its instances."""
     try:
-        return has(pkgutil.resolve_name(holder), name)
+        found = pkgutil.resolve_name(holder)
     except (ImportError, AttributeError):
         return False
+    bases = found.__mro__[:-1] if inspect.isclass(found) else ()
+    return hasattr(found, name) or any(
+        re.search(rf"\.{name}\b.*=|^ +{name}:", source(base), re.M) for base in bases
+    )
+
+
+@cache
+def source(found):
+    try:
+        return inspect.getsource(found)
+    except (OSError, TypeError):  # written in C
+        return ""
 
 
 @pytest.mark.parametrize("package", sorted({re.split("[.:]", holder)[0] for holder in TABLE}))

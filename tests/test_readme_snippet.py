@@ -11,6 +11,9 @@ from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+
+from .conftest import write_lines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -23,7 +26,7 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     text, _chat = map(json.loads, rows.splitlines())
     prompts = ("prompt", "augmented_prompt")
     many = [text | {"id": f"{i}"} | {name: f"{text[name]} {i}" for name in prompts} for i in range(96)]
-    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
+    write_lines("pairs.jsonl", many)
     page = (ROOT / "docs" / "train.md").read_text()
     [program] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in code]
     short = program.replace("max_epochs=1,", "max_steps=2, accelerator='cpu',")
@@ -32,7 +35,9 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["init_args"]["learning_rate"] == 5e-4 and config["trainer"]["max_steps"] == 2
     assert config["model"]["init_args"]["weighting"]["class_path"].endswith("VNetWeighting")
-    assert (run / "checkpoints" / "last.ckpt").is_file() and (run / "adapter/adapter_config.json").is_file()
+    module = PreferenceModule.load_from_checkpoint(run / "checkpoints" / "last.ckpt")  # without arguments
+    assert module.learning_rate == 5e-4 and module.vnet is not None
+    assert (run / "adapter/adapter_config.json").is_file()
 
     found = audit(str(run), options=AuditOptions("policy", noise_rate=0.3))
     assert len(found.table) == found.findings.pairs.shape[0] > 64

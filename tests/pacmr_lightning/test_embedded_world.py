@@ -15,16 +15,9 @@ def world(request):
     return World(request.param)
 
 
-def test_words_and_prompts(world):
-    words = [word for group in (*TOPICS, *MOODS, ATTRIBUTES) for word in group]
-    assert len(set(words)) == len(words) == 6 * 2 + 6 * 2 + 16
-    prompts = world.prompts()
-    assert len(prompts) == len(set(prompts)) == 144
-    assert "Describe the ocean in a calm mood:" in prompts
-
-
 def test_rewording_keeps_the_meaning_and_no_word_of_topic_or_mood(world):
     content = {word for group in (*TOPICS, *MOODS) for word in group}
+    assert len(set(world.prompts())) == 144 and "Describe the ocean in a calm mood:" in world.prompts()
     for prompt in world.prompts():
         other = world.reword(prompt)
         assert other in world.prompts()
@@ -36,10 +29,9 @@ def test_rewording_keeps_the_meaning_and_no_word_of_topic_or_mood(world):
 
 
 def test_gold_reward_of_free_text(world):
-    """It depends on topic, mood and attributes."""
-    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
-    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
+    """It depends on topic, mood and attributes, each of which counts once, and the first four alone."""
     assert len(np.unique(world.rewards)) == world.rewards.size == 6 * 6 * 16
+    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
     prompt = world.prompts()[17]
     table = dict(zip(ATTRIBUTES, world.rewards[0, 2], strict=True))
     assert prompt.split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
@@ -56,11 +48,11 @@ def test_gold_reward_of_free_text(world):
 
 
 def test_bad_input():
-    for prompt in ("", "Describe the ocean in a green mood:"):
-        for ask in (World().reword, lambda p: World().gold_reward(p, " cold")):
-            with pytest.raises(UserError, match="not of the synthetic benchmark; write it like") as caught:
-                ask(prompt)
-            assert repr(prompt) in str(caught.value)
+    for ask in (World().reword, lambda prompt: World().gold_reward(prompt, " cold")):
+        with pytest.raises(
+            UserError, match="a green mood:' is not of the synthetic benchmark; write it like"
+        ):
+            ask("Describe the ocean in a green mood:")
     with pytest.raises(UserError, match="is -1"):
         World(-1)
     with pytest.raises(UserError, match="is -2"):

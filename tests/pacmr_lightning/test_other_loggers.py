@@ -55,10 +55,6 @@ def fit(config, *options):
     cli.main(words_of(config, *options))
 
 
-def refused(capsys, config, *options):
-    return fails(capsys, words_of(config, *options))
-
-
 def curves():
     table = pd.read_csv("run/metrics.csv")
     assert table["lr"].notna().any() and table["lr-VNet-updates"].notna().any()
@@ -99,7 +95,6 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
         for path in (folder / "artifacts/pair_weights").glob("*/g-step-00002.json")
     ]
     assert len(bins) == 2 and sum(sum(one["counts"]) for one in bins) == 16, "unflipped and flipped"
-    assert all(len(one["edges"]) == len(one["counts"]) + 1 for one in bins)
     rows = read_lines("run/responses.jsonl")
     for step in (0, 1, 2):
         page = (folder / f"artifacts/responses-step-{step:05d}.md").read_text()
@@ -117,15 +112,8 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     )
 
     mlflow["init_args"]["run_id"] = "gone"
-    said = refused(capsys, config, "--ckpt_path", "last")
+    said = fails(capsys, words_of(config, "--ckpt_path", "last"))
     assert "mlflow of trainer.logger failed: " in said and "gone" in said
-
-
-@needs_mlflow
-def test_mlflow_without_a_store(config, capsys):
-    """Lightning's default is a folder, which MLflow refuses where the logger is made."""
-    said = refused(capsys, config, "--trainer.logger", "MLFlowLogger")
-    assert said.startswith("pacmr: error: mlflow of trainer.logger failed: ")
 
 
 @needs_wandb
@@ -187,5 +175,5 @@ def test_a_logger_that_is_not_installed(config, capsys, monkeypatch):
     absent = RequirementCache("wandb>=1000")
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", absent)
     config["trainer"]["logger"] = {"class_path": "WandbLogger"}
-    assert 'or install "pacmr-lightning[loggers]".' in refused(capsys, config)
+    assert 'or install "pacmr-lightning[loggers]".' in fails(capsys, words_of(config))
     assert not Path("run").exists()

@@ -145,32 +145,28 @@ def refused(arguments, capsys):
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
-def test_a_merged_model_is_the_policy(kind, trained, exported, capsys):
-    run, out = trained(kind), exported(kind, "--merged")
-    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().err
+def test_an_export_is_the_policy(kind, trained, exported, capsys):
+    """Merged, and as an adapter on its base: if that is an adapter itself, on the plain model under it."""
+    run = trained(kind)
     policy = policy_of(run)
     expected = logits(policy.peft)
     with policy.reference():
         assert (logits(policy.peft) - expected).abs().max() > 0.1, "the run must have moved the policy"
+    out = exported(kind, "--merged")
+    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().err
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.float32 and not any("lora" in name for name in model.state_dict())
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     assert model.config.tie_word_embeddings == (kind in ("tied", "gpt2"))
     for file in out.iterdir():
-        assert str(run.parent).encode() not in file.read_bytes(), (
-            f"{file.name} names a folder of this machine"
-        )
+        assert str(run.parent).encode() not in file.read_bytes(), f"{file.name} names a folder of here"
     assert not list(out.parent.glob(".*"))
 
-
-@pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
-def test_an_adapter_on_its_base_is_the_policy(kind, trained, exported, capsys):
-    """Also where the run's base is an adapter itself: the exported one is for the plain model under it."""
-    run, out = trained(kind), exported(kind)
+    out = exported(kind)
     said = " ".join(capsys.readouterr().err.split())
     assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said and str(run.parent / "model") in said
     model = AutoPeftModelForCausalLM.from_pretrained(out)
-    torch.testing.assert_close(logits(model), logits(policy_of(run).peft), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
     settings = json.loads((out / "adapter_config.json").read_text())
     assert settings["inference_mode"] and Path(settings["base_model_name_or_path"]).is_absolute()
@@ -184,12 +180,9 @@ def test_tokenizer_and_configs_are_the_bases(trained, exported):
         assert config.use_cache is True and getattr(config, dropout) == getattr(original, dropout) == 0.1
         assert AutoModelForCausalLM.from_pretrained(out).generation_config.temperature == 0.7
     tokenizer, original = AutoTokenizer.from_pretrained(out), AutoTokenizer.from_pretrained(base)
-    assert tokenizer.get_vocab() == original.get_vocab()
-    assert tokenizer.chat_template == original.chat_template
     messages = [{"role": "user", "content": "Describe the sea."}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "[user] Describe the sea.<|end|>\n"
     assert tokenizer("Describe the sea.")["input_ids"] == original("Describe the sea.")["input_ids"]
-    assert tokenizer.pad_token_id == original.pad_token_id
 
 
 @pytest.mark.parametrize("merged", [True, False])

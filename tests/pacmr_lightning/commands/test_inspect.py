@@ -69,16 +69,11 @@ def chat_tokenizer(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["files", "one file", "chat", "world"])
-@pytest.mark.parametrize("max_length", [30, 75, 500])
+@pytest.mark.parametrize("max_length", [75, 500])
 def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_length):
     chat_tokenizer.save_pretrained(tmp_path / "tokenizer")
     run = PreferenceDataModule(sources[kind], str(tmp_path / "tokenizer"), max_length=max_length)
-    try:
-        run.setup("fit")
-    except UserError:
-        with pytest.raises(UserError, match=f"at max_length {max_length}"):
-            inspect_pairs(sources[kind], chat_tokenizer, max_length)
-        return
+    run.setup("fit")
     report, kept = inspect_pairs(sources[kind], chat_tokenizer, max_length)
     for split, numbers in report.items():
         assert numbers.counts == {k: n for k, n in run.counts[split].items() if k != "flipped"}
@@ -200,14 +195,16 @@ def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
 
 
 @pytest.fixture
-def inspect(write_rows, tiny_tokenizer_folder, tmp_path, capsys, monkeypatch):
+def inspect(write_rows, tokenizer, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
-    def run(train, validation, *options):
+    def run(train, validation, *options, template=None):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
         paths = write_rows(train), write_rows(validation, "validation.jsonl")
         command = ["--source", "Files", "--source.train", paths[0], "--source.validation", paths[1]]
         output = tmp_path / "new" / "numbers.json"
-        main([*command, "--tokenizer", tiny_tokenizer_folder, "--output", str(output), *options])
+        main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
         return json.loads(output.read_text()), capsys.readouterr().out
 
     return run
@@ -251,7 +248,7 @@ def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     assert numbers["splits"]["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
 
 
-def test_special_tokens_in_texts_are_said(inspect, tokenizer, tmp_path):
+def test_special_tokens_in_texts_are_said(inspect):
     """In messages, and in responses before their end; a prompt that is a text may have been rendered."""
     rows = [
         {"prompt": f"<bos>What is {i}?<eos>", "chosen": " calm<eos>", "rejected": " rain"} for i in range(4)
@@ -264,35 +261,28 @@ def test_special_tokens_in_texts_are_said(inspect, tokenizer, tmp_path):
         "train: 1 of 4 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
     )
     assert [said[: len(sentence)] for said in numbers["splits"]["train"]["warnings"]] == [sentence]
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    tokenizer.save_pretrained(tmp_path / "own")
-    chat = lambda words: {  # noqa: E731
-        "prompt": [{"role": "user", "content": words}],
-        **{side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")},
-    }
-    numbers, _ = inspect(
-        [chat("sea"), chat("sea<eos>")], [chat("calm")], "--tokenizer", str(tmp_path / "own")
-    )
+    chats = [[USER], [USER | {"content": "sea<eos>"}]]
+    sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    rows = [{"prompt": chat, **sides} for chat in chats]
+    numbers, _ = inspect(rows, rows[:1], template=template)
     assert numbers["splits"]["train"]["counts"]["special tokens"] == 1
 
 
-def test_what_the_template_changes_is_said(inspect, tokenizer, tmp_path):
+def test_what_the_template_changes_is_said(inspect):
     """One line, with a count and a row."""
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content | trim }}<eos>{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    tokenizer.save_pretrained(tmp_path / "own")
     system = {"role": "system", "content": "Be calm."}
-    rows = [
-        {"id": f"r{i}", "prompt": [system] * (i == 3) + [USER | {"content": f"{i}?"}]}
-        | {
-            side: [{"role": "assistant", "content": f"{side}{' ' * (i > 5)}"}]
-            for side in ("chosen", "rejected")
-        }
-        for i in range(9)
-    ]
-    numbers, printed = inspect(rows, rows[:2], "--tokenizer", str(tmp_path / "own"))
+    rows = []
+    for i in range(9):
+        prompt = [system] * (i == 3) + [USER | {"content": f"{i}?"}]
+        texts = {side: side + " " * (i > 5) for side in ("chosen", "rejected")}
+        sides = {side: [{"role": "assistant", "content": text}] for side, text in texts.items()}
+        rows.append({"id": f"r{i}", "prompt": prompt, **sides})
+    numbers, printed = inspect(rows, rows[:2], template=template)
     said = [line for line in numbers["splits"]["train"]["warnings"] if line.startswith("train: ")]
     assert [line.partition(" for one)")[0] for line in said] == [
         "train: the chat template changes or leaves out a text of the messages in 4 of 9 rows (r3",

@@ -61,7 +61,6 @@ WORKS = [
     ({"max_epochs": "2", "check_val_every_n_epoch": "2", "logger": "false"}, 4, []),
     ({"max_epochs": "9", "max_steps": "3", "limit_val_batches": "1"}, 3, []),
     ({"limit_train_batches": "1", "val_check_interval": "1"}, 1, []),
-    ({"plugins": "lightning.pytorch.plugins.AsyncCheckpointIO", "default_root_dir": RUN}, 2, []),
     ({"max_epochs": "99", "EarlyStopping": {"monitor": "val/loss", "stopping_threshold": 1}}, 2, []),
     (
         {
@@ -73,7 +72,14 @@ WORKS = [
         ["checkpoints-2/epoch=0-step=2.ckpt"],
     ),
     ({"enable_progress_bar": "true", "RichProgressBar": {}, "ModelSummary": {}}, 2, []),
-    ({"enable_progress_bar": "true", "TQDMProgressBar": {}}, 2, []),
+    (
+        {
+            **{"enable_progress_bar": "true", "TQDMProgressBar": {}, "default_root_dir": RUN},
+            **{"plugins": "lightning.pytorch.plugins.AsyncCheckpointIO"},
+        },
+        2,
+        [],
+    ),
 ]
 
 

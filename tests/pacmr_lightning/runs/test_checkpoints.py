@@ -124,11 +124,6 @@ TO = "--trainer.default_root_dir"
 def test_trainables_only(runs):
     cli.main([*runs["pairs"], *VNET, TO, "run"])
     found = torch.load("run/checkpoints/last.ckpt", weights_only=True)
-    assert set(found) == {
-        *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"),
-        *("optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "weighting", "objective"),
-        *("metrics", "options", "reference"),
-    }
     assert len(found["state_dict"]) == 14 and all(".lora_" in name for name in found["state_dict"])
     assert {len(state["state"]) for state in found["optimizer_states"]} == {14}
     base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("model").parameters())

@@ -11,6 +11,7 @@ import yaml
 
 from pacmr_lightning.commands.fit import parser_of
 from pacmr_lightning.sweep.cells import Cell, cells, config_contents
+from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import Sweep, read_yaml
 from pacmr_lightning.sweep.state import texts_in
 
@@ -77,11 +78,12 @@ def write(world: Path, **changes: object) -> str:
 
 
 def end(cell: Cell, summary: dict | None) -> None:
-    """What a run leaves that has ended: its record, and its summary; None: it has failed."""
+    """What a run leaves that has ended: its record, and a summary with these values; None: it has failed."""
     cell.folder.mkdir(parents=True)
     record = {"arguments": cell.arguments, "configs": config_contents(cell), "exit": int(summary is None)}
     (cell.folder / "cell.json").write_text(json.dumps(record))
     if summary is not None:
+        summary = dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": 0.5} | summary
         (cell.folder / "summary.json").write_text(json.dumps(summary))
 
 

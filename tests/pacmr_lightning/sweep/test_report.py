@@ -1,6 +1,5 @@
 """Tables and figures of finished cells against numbers computed by hand."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -12,10 +11,10 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import save_surface
 from pacmr_lightning.sweep.cells import cells
-from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
+from ...conftest import write_lines
 from ..analysis.test_surface_page import surface
 from .conftest import end, write
 
@@ -74,7 +73,6 @@ def end_cells(world: Path) -> None:
         rewards = SAMPLED[key, round(100 * cell.noise)][cell.seed]
         gap = None if cell.method == "dpo" else 0.1 * cell.seed + cell.noise
         summary = {
-            "task": "world",
             "metrics": {"val/gold_reward": mean(rewards)},
             "val_accuracy": 0.8 - 0.01 * cell.seed,
             "weight_mean_unflipped": 0.9,
@@ -95,8 +93,8 @@ def end_cells(world: Path) -> None:
             if cell.seed == 0:
                 for step in (5, 10, 12) if cell.noise == 0.2 else (10,):
                     save_surface(surface(points=8, noise=cell.noise, step=step), cell.folder)
-        lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
-        (cell.folder / "samples.jsonl").write_text("".join(lines))
+        samples = [{"prompt": "p", "response": "r", "gold_reward": reward} for reward in rewards]
+        write_lines(cell.folder / "samples.jsonl", samples)
     cli.main(["sweep", path, "--tables_only"])
 
 
@@ -116,8 +114,7 @@ def test_cells_without_a_validation(write_sweep, capsys):
         output = f"out{len(validated)}"
         path = write_sweep(output=output, methods={"dpo": {"vary": vary}, "ipo": {"vary": vary}}, anchor=None)
         for cell in cells(read_sweep(path)):
-            accuracy = 0.5 if cell.method in validated else None
-            end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": accuracy})
+            end(cell, {} if cell.method in validated else {"val_accuracy": None})
         cli.main(["sweep", path, "--tables_only"])
         said = "".join(capsys.readouterr())
         assert ("No cell has been validated, so no figure is drawn." in said) == (not validated)
@@ -132,8 +129,7 @@ def test_options_whose_last_word_another_column_has(write_sweep):
     path = write_sweep(methods=methods, anchor=None)
     for cell in cells(read_sweep(path)):
         reward = 1.0 if cell.variation.get("data.noise") == kinds[1] else 0.5
-        summary = dict.fromkeys(NUMBERS) | {"task": "world", "val_accuracy": 0.5}
-        end(cell, summary | {"metrics": {"val/gold_reward": reward}})
+        end(cell, {"metrics": {"val/gold_reward": reward}})
     cli.main(["sweep", path, "--tables_only"])
     found = pd.read_csv("out/cells.csv")
     assert set(found["noise"]) == {0.3} and set(found["method"]) == {"dpo", "ipo"}

@@ -122,8 +122,8 @@ def test_a_cell_after_another(write_sweep, capsys):
 def test_preparation(write_sweep, capsys):
     """What is there already is not made; what cannot be made stops the sweep before any cell."""
     Path("there").touch()
-    nothing = {"output": "there", "command": "fit --config never.yaml"}
-    path = write_sweep(prepare=[nothing, {"output": "nowhere", "command": "fit --config nowhere.yaml"}])
+    nothing = {"output": "there", "command": "compare never"}
+    path = write_sweep(prepare=[nothing, {"output": "nowhere", "command": "compare nowhere"}])
     assert sweep(path) == 2
     assert "did not make nowhere (pacmr: error: " in capsys.readouterr().err
     assert {file.name for file in Path("out").iterdir()} == {".lock", "prepare-2.txt"}
