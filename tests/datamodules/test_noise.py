@@ -88,7 +88,7 @@ def test_rates_by_category():
 
 
 def test_mask_files(found, tmp_path):
-    """Of Parquet, as a run writes them: test_data_road.py."""
+    """Of Parquet, as a run writes them: test_by_content.py."""
     mask = SymmetricNoise(0.3).flips(found, 42)
     path = write_lines(tmp_path / "mask.jsonl", ({"id": i, "flipped": f} for i, f in mask.items()))
     noise = NoiseFromMask(path)
@@ -295,6 +295,6 @@ def test_categories_by_a_share(world):
     ],
 )
 def test_wrong_options(make, message):
-    """Columns that are missing, and kinds that are given together: test_cli.py and test_data_road.py."""
+    """Columns that are missing, and kinds that are given together: test_cli.py."""
     with pytest.raises(UserError, match=message):
         make()

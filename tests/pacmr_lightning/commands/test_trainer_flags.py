@@ -158,7 +158,6 @@ def test_refused(given, remedy, words, capsys, monkeypatch):
         ),
         ("devices=[0]", "should be an int > 0"),
         ("accelerator=tpu", "torch_xla"),
-        ("precision=transformer-engine", "transformer_engine"),
     ],
 )
 def test_values_that_cannot_be(flag, said, words, capsys, monkeypatch):
