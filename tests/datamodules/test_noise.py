@@ -295,6 +295,6 @@ def test_categories_by_a_share(world):
     ],
 )
 def test_wrong_options(make, message):
-    """Columns that are missing, and kinds that are given together: test_cli.py."""
+    """Columns that are missing, and kinds that are given together: test_cli.py and test_by_content.py."""
     with pytest.raises(UserError, match=message):
         make()

@@ -86,6 +86,7 @@ WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
             "learning_rate is 1e+39, but it must be above 0 and at most 1e30",
         ),
         (["--model.weight_decay", "-0.1"], "weight_decay is -0.1, but it must be at least 0"),
+        (["--model.betas", "[0.9, 1]"], "one of betas is 1.0, but it must be at least 0 and below 1"),
         (["--seed_everything", "-1"], "-1 is not in bounds"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--trainer.strategy", "nothing"], "invalid strategy name"),
