@@ -55,7 +55,11 @@ WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--model.weighting", "OracleWeights"], "add the column eta to the rows"),
         (["--model.weighting", "DropFlipped"], "add the column flipped to the rows"),
-        ([*NOISE, "--data.noise.share", "0.3"], "24 of the 24 training pairs have none, 'world-0-0'"),
+        (
+            [*NOISE, "--data.noise.share", "0.3"],
+            "NearTieNoise needs eta, the probability that the chosen response is better, of every pair, but "
+            "24 of the 24 training pairs have none, 'world-0-0'",
+        ),
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
         ([*NOISE, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         (
