@@ -6,7 +6,6 @@ code for it.
 
 import collections
 import functools
-import logging
 import warnings
 
 import pytest
@@ -17,7 +16,7 @@ from transformers import modeling_flash_attention_utils
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.policy.token_layout import rows_of, separate_rows
@@ -46,16 +45,11 @@ def flash_on_cpu(monkeypatch):
         parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
         return torch.cat([one(*part, window_size, options["softmax_scale"]) for part in parts])
 
-    def dense(q, k, v, *, window_size=(-1, -1), **options):
-        calls.append([q.shape[1]] * len(q))
-        parts = zip(q, k, v, strict=True)
-        return torch.stack([one(*part, window_size, options["softmax_scale"]) for part in parts])
-
     module = modeling_flash_attention_utils
     supported = collections.defaultdict(lambda: True)
     loaded = {
         "_loaded_implementation": "flash_attention_2",
-        "_flash_fn": dense,
+        "_flash_fn": None,
         "_flash_varlen_fn": varlen,
         "_pad_fn": module._pad_input,
         "_unpad_fn": module._unpad_input,
@@ -75,38 +69,29 @@ def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> l
     return [found.chosen, found.rejected, *gradient]
 
 
-def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) -> None:
-    use_attention(policy.model, "sdpa")
-    truth = values_and_gradient(policy, "plain", batch)
-    policy.model.config._attn_implementation = name  # transformers would look for the package
-    for layout in layouts:
-        for found, expected in zip(values_and_gradient(policy, layout, batch), truth, strict=True):
-            tolerance = 1e-4 * float(1 + expected.detach().abs().max())
-            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     policy, batch = make_policy(name), make_batch()
-    check(policy, batch, "flash_attention_2", ["separate", "plain"])
+    truth = values_and_gradient(policy, "plain", batch)
+    policy.model.config._attn_implementation = "flash_attention_2"  # else transformers looks for the package
+    plans = attention_plans(policy.model, "flash_attention_2", "auto", GPU)
+    assert plans == [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
+    for plan in plans:
+        for found, expected in zip(values_and_gradient(policy, plan.layout, batch), truth, strict=True):
+            tolerance = 1e-4 * float(1 + expected.detach().abs().max())
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     lengths = separate_rows(batch).real.sum(1).tolist()
     assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
 
 
-def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
-    """Unless what it keeps would be large."""
-    policy, pair = make_policy(), make_batch(1)
-    enabled = []
-    backends = torch.backends.cuda
+def test_the_judge_keeps_no_large_weights(make_policy, make_batch, monkeypatch):
+    """Its kernel is SDPA's plain one, unless that would keep too much."""
+    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
+    policy, backends, enabled = make_policy(), torch.backends.cuda, []
     policy.model.base_model.register_forward_pre_hook(
         lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
     )
-    policy.log_probs(pair)
-    assert set(enabled[:5]) == {(False, False)} and set(enabled[5:]) == {(True, True)}
-    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
-    enabled.clear()
-    policy._plan, policy._checked = None, (0, 0)
-    policy.log_probs(pair)
+    policy.log_probs(make_batch(1))
     assert set(enabled[:5]) == {(False, True)} and set(enabled[5:]) == {(True, True)}
 
 
@@ -131,28 +116,18 @@ def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_po
 
 
 def test_the_check_leaves_the_mode_and_keeps_checkpoints(make_policy, make_batch):
-    """Validation may come first, in which transformers keeps everything in place of checkpoints."""
+    """Validation may come first: in inference mode, and without checkpoints."""
     policy = make_policy(gradient_checkpointing=True).eval()
     modes = []
     policy.model.base_model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
-    policy.log_probs(make_batch())
-    assert modes[:2] == [True, True] and modes[-1] is False
-    assert not any(module.training for module in policy.modules())
-
-
-@pytest.mark.parametrize("layout", ["packed", "auto"])
-def test_unasked(layout, make_policy, make_batch, caplog):
-    policy = make_policy(dtype="bfloat16", layout=layout)
-    with caplog.at_level(logging.INFO):
+    with torch.inference_mode():
         policy.log_probs(make_batch())
-    expected = PACKED if layout == "packed" else SDPA[0]
-    assert policy._plan == expected and policy.attention == expected.attention
-    assert policy.attn_implementation == "auto" and f"computed from {expected}." in caplog.text
+    assert modes[:2] == [True, True] and modes[-1] is False
+    assert not any(module.training for module in policy.modules()) and policy._plan == SDPA[0]
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
 PACKED = AttentionPlan(VARLEN, "packed")
-FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("separate", "plain")]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +150,6 @@ def test_what_is_tried_on_a_gpu(name, options, expected, make_policy):
     assert attention_plans(*asked, torch.device("cpu")) == others
 
 
-def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
-    policy = make_policy(dtype="bfloat16")
-    policy.model.config._attn_implementation = "flash_attention_2"  # transformers would look for the package
-    assert attention_plans(policy.model, "flash_attention_2", "auto", GPU) == FLASH
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -194,14 +163,6 @@ def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
 def test_wrong_choices(options, message):
     with pytest.raises(UserError, match=message):
         PolicyModel("unused", **{"attn_implementation": "flash_attention_2", **options})
-
-
-def test_the_check_in_inference_mode(make_policy, make_batch):
-    """Lightning validates in it."""
-    policy = make_policy()
-    with torch.inference_mode():
-        policy.log_probs(make_batch())
-    assert policy._plan == SDPA[0]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Compiled layers compute what plain ones do, shifted and by pair too."""
 
-import contextlib
 import shutil
 from functools import partial
 
@@ -103,22 +102,10 @@ def test_equal_and_no_field_is_lost(options, batches, graphs, plain_and_compiled
     assert 0 < len(graphs) <= 12
 
 
-@pytest.mark.slow
-def test_layers_share_their_code(graphs, make_policy, make_batch):
-    counts = []
-    for layers in (2, 5):
-        torch._dynamo.reset()
-        graphs.clear()
-        policy = make_policy(compile=True, changes={"num_hidden_layers": layers})
-        policy.log_probs(make_batch())
-        counts.append(len(graphs))
-    assert counts[0] == counts[1] > 0
-
-
 @pytest.mark.parametrize("options", [{}, HALF])
 def test_the_virtual_step_takes_the_policys_graphs(options, graphs, make_policy, make_batch):
     """VNet's update compiles one graph with shifts where such rows were read."""
-    meta, calls = make_batch(4, augmented=True), []
+    meta = make_batch(4, augmented=True)
     policy = make_policy(compile=True, changes={"num_hidden_layers": 1}, **TWO, **options)
     for view in (meta, meta.augmented):
         view.reference = policy.reference_log_probs(view)
@@ -134,38 +121,22 @@ def test_the_virtual_step_takes_the_policys_graphs(options, graphs, make_policy,
     policy.log_probs(meta.augmented)
     before = len(graphs)
     assert before > 0
-    with named_calls(policy, calls):
-        found = d_meta()
-        assert len(graphs) > before
-        before = len(graphs)
-        d_meta(0.25)
-        assert len(graphs) == before and calls == ["compiled"] * 4  # original and augmented pairs
-        with torch.compiler.set_stance("force_eager"):
-            truth = d_meta()
+    found = d_meta()
+    assert len(graphs) > before
+    before = len(graphs)
+    d_meta(0.25)
+    assert len(graphs) == before
+    with torch.compiler.set_stance("force_eager"):
+        truth = d_meta()
     for name, gradient in found.items():
         assert gradient.any()
         error = (0.02 if options else 1e-5) * float(truth[name].norm())
         torch.testing.assert_close(gradient, truth[name], rtol=1e-4, atol=error)
 
 
-@contextlib.contextmanager
-def named_calls(policy: PolicyModel, calls: list[str]):
-    """Names the code that each call of the only layer runs."""
-    layer = policy.model.base_model.layers[0]
-    forward = layer.forward
-    modules, *ways = forward.args
-    named = [
-        lambda *args, way=way, name=name, **options: calls.append(name) or way(*args, **options)
-        for name, way in zip(("plain", "compiled"), ways, strict=True)
-    ]
-    layer.forward = partial(forward.func, modules, *named)
-    yield
-    layer.forward = forward
-
-
 @pytest.mark.parametrize("options", [TWO, pytest.param(HALF, marks=pytest.mark.slow)])
 def test_graphs_serve_packed_pairs_of_any_lengths(options, make_policy, make_batch, monkeypatch):
-    """A layer is one graph: for the first, whose input has no gradient, for others, and without gradients."""
+    """Layers share a graph for the first, whose input has no gradient, for others, and without gradients."""
     made = []
 
     def counted(kind):
@@ -175,7 +146,7 @@ def test_graphs_serve_packed_pairs_of_any_lengths(options, make_policy, make_bat
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     counters.clear()
-    options = {"layout": "packed", **options}
+    options = {"layout": "packed", "changes": {"num_hidden_layers": 3}, **options}
     plain, compiled = make_policy(**options), make_policy(compile=True, **options)
     compiled.load_state_dict(plain.state_dict())
     monkeypatch.setattr(packed_attention, "varlen_attn", opaque_attention)
@@ -194,27 +165,21 @@ def test_graphs_serve_packed_pairs_of_any_lengths(options, make_policy, make_bat
     torch._dynamo.reset()
 
 
-def test_generation_is_not_compiled(graphs, plain_and_compiled, make_batch):
-    plain, compiled = plain_and_compiled()
-    options = {"input_ids": make_batch(1).input_ids[:, :4], "max_new_tokens": 5, "do_sample": False}
-    assert torch.equal(compiled.generate(**options), plain.generate(**options)) and not graphs
-
-
-def test_refused_at_zero3(make_policy, make_batch, monkeypatch):
+def test_what_is_refused(make_policy, make_batch, monkeypatch):
+    with pytest.raises(UserError, match="set gradient_checkpointing to true or false"):
+        PolicyModel("model", compile=True, gradient_checkpointing="selective")
+    with pytest.raises(UserError, match="no layers that can be compiled"):
+        compile_layers(nn.Linear(2, 2))
     policy = make_policy(compile=True)
     monkeypatch.setattr(PolicyModel, "is_sharded", True)
     with pytest.raises(UserError, match="set compile to false"):
         policy.log_probs(make_batch())
 
 
-def test_what_is_kept_is_torchs_choice():
-    with pytest.raises(UserError, match="set gradient_checkpointing to true or false"):
-        PolicyModel("model", compile=True, gradient_checkpointing="selective")
-
-
-def test_a_model_without_layers():
-    with pytest.raises(UserError, match="no layers that can be compiled"):
-        compile_layers(nn.Linear(2, 2))
+def test_generation_is_not_compiled(graphs, plain_and_compiled, make_batch):
+    plain, compiled = plain_and_compiled()
+    options = {"input_ids": make_batch(1).input_ids[:, :4], "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(compiled.generate(**options), plain.generate(**options)) and not graphs
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import socket
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import datasets
 import pytest
@@ -15,6 +13,8 @@ from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy.base_model import is_adapter
 from pacmr_lightning.policy.hub_access import locate, unreachable
+
+from ...local_server import LocalHandler, LocalServer
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,18 @@ def test_without_a_connection_it_ends_at_once(load, nobody, tmp_path):
     assert "127.0.0.1" in str(said.value) and str(said.value).endswith("did you mean tiny-llama?")
 
 
-@pytest.mark.parametrize("name", ["./tiny-lama", "some/where/else"])
-def test_a_path_is_not_looked_for_on_the_hub(name, nobody):
-    with pytest.raises(UserError, match=f"folder {name} does not exist"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./tiny-lama", "folder ./tiny-lama does not exist"),
+        ("some/where/else", "folder some/where/else does not exist"),
+        ("some/body", "and HF_HUB_OFFLINE is set; check the spelling"),
+    ],
+)
+def test_paths_and_offline_on_purpose(name, said, monkeypatch):
+    """Nothing is looked for on the Hub."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=said):
         locate(name)
 
 
@@ -69,22 +78,11 @@ def test_the_cached_copy_is_used(nobody, tmp_path, capsys, monkeypatch):
 
 
 def test_a_slow_hub_counts_as_reached(monkeypatch):
-    class Slow(BaseHTTPRequestHandler):
+    class Slow(LocalHandler):
         def do_HEAD(self):
             time.sleep(0.5)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
-    try:
+    with LocalServer(Slow) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         assert locate("some/body") == "some/body" and not constants.HF_HUB_OFFLINE
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_offline_on_purpose(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"and HF_HUB_OFFLINE is set; check the spelling"):
-        locate("some/body")

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, MixtralConfig, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_attention
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
+from pacmr_lightning.policy.middle_states import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import (
     Rows,
@@ -107,10 +108,28 @@ def test_states_of_responses(layout, make_policy, make_batch):
     assert not torch.allclose(reference, found, atol=0.1)
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral", "mamba"])
+def test_states_without_the_layers_above(kind):
+    small = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 64, "pad_token_id": 0}
+    if kind == "gpt2":
+        small = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 64}
+    elif kind != "mamba":
+        small |= {"intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small)).eval()
+    inputs = {"input_ids": torch.randint(1, 64, (2, 7))}
+    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 3)
+    with torch.no_grad():
+        states = model.base_model(**inputs, output_hidden_states=True).hidden_states
+        truth = states[1 if kind == "mamba" else 2]  # Mamba's list begins after the first layer
+        hooks = dict(layers[1]._forward_hooks)
+        layers[2].forward = lambda *_, **__: pytest.fail("the last layer ran")
+        assert torch.equal(middle_states(model, inputs), truth)
+    assert dict(layers[1]._forward_hooks) == hooks, "nothing is left behind"
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_gradients_equal_to_plain_forwards(name, recomputed, make_policy, make_batch):
-    policy, batch = make_policy(name, double=True, gradient_checkpointing=recomputed).train(), make_batch()
+def test_gradients_equal_to_plain_forwards(name, make_policy, make_batch):
+    policy, batch = make_policy(name, double=True).train(), make_batch()
     weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
 
     def gradient(found: LogProbs) -> tuple[torch.Tensor, ...]:
@@ -136,35 +155,27 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_selective_recomputation(name, half, make_policy, make_batch):
-    """The same gradients for nearly no more products, with less held."""
+def test_recomputation(name, half, make_policy, make_batch, monkeypatch):
+    """The same gradients with less held, and if selective for nearly no more products.
+
+    No random state is kept, as there is no dropout: on a GPU each is a copy, which waits for it.
+    """
     batch, gradients, spent = make_batch(8, longest=40), [], []
     for recomputed in (False, "selective", True):
         options = {"dtype": "bfloat16"} if half else {"double": True}
         policy = make_policy(name, gradient_checkpointing=recomputed, **options).train()
         policy.log_probs(batch)
-        with LiveBytes(policy) as live, Products() as products:
+        with monkeypatch.context() as patch, LiveBytes(policy) as live, Products() as products:
+            patch.setattr(torch, "get_rng_state", lambda: pytest.fail("a random state is kept"))
             found = policy.log_probs(batch).chosen.sum()
             held = live.now
             gradients.append(adapter_gradient(policy, found))
         spent.append((held, products.count))
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=0, atol=0)
     (most, least_work), (held, work), (least, most_work) = spent
     assert least < held < 0.75 * most
     assert work - least_work < 0.15 * (most_work - least_work)  # LoRA's
-
-
-def test_gradient_checkpointing_changes_nothing(make_policy, make_batch, monkeypatch):
-    """And keeps no random state, as there is no dropout: on a GPU each is a copy, which waits for it."""
-    batch, found, kept = make_batch(), [], []
-    for option in (False, True):
-        policy = make_policy(gradient_checkpointing=option).train()
-        policy.log_probs(batch)
-        monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1))
-        found.append(adapter_gradient(policy, policy.log_probs(batch).chosen.sum()))
-        monkeypatch.undo()
-    assert policy.model.base_model.gradient_checkpointing and not kept
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(

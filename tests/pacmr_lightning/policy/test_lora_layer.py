@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import (
@@ -16,12 +15,10 @@ from pacmr_lightning.meta_gradient import (
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel, lora_layer, model, selfcheck
+from pacmr_lightning.policy import PolicyModel, lora_layer, selfcheck
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
-
-from ..conftest import SHAPE
 
 FACTOR = 1.6
 """Error that is accepted of LoRA in bf16 over that of LoRA in fp32, both on a bf16 base."""
@@ -64,19 +61,6 @@ def random_direction(policy, length=1.0) -> dict[str, torch.Tensor]:
     found = {name: torch.randn(p.shape) for name, p in policy.adapter().items()}
     scale = length / flat(found.values()).norm().float()
     return {name: scale * d for name, d in found.items()}
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_an_fp32_base_gives_the_same_bits(name, make_policy, make_batch):
-    batch, meta = make_batch(), make_batch(4, seed=1, augmented=True)
-    found = []
-    for way in ("float32", "base"):
-        policy = make_policy(name, lora_compute_dtype=way)
-        assert not any(layer.compute_dtype for layer in policy.lora_layers().values())
-        pairs = step_pairs(policy, batch, KeptStepPairs)
-        parts = [vnet_gradient(policy, pairs, meta), pairs.along(random_direction(policy))]
-        found.append([*parts, *u_and_gradient(pairs), *u_and_gradient(step_pairs(policy, batch))])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -219,19 +203,18 @@ def test_an_output_is_computed_ahead_only_in_a_call_and_for_one_input(make_polic
     module = policy.model.base_model.layers[0].self_attn
     q, k = module.q_proj, module.k_proj
     x = torch.randn(1, 3, q.in_features, dtype=torch.float64)
-    shared, expected = q.shared, k(x)
+    expected, of_other = k(x), k(x + 1)
     q(x)
     assert k.waiting is None, "outside a call"
 
     def interrupted(_):
         q(x)
         assert k.waiting is not None
-        other = x + 1
-        torch.testing.assert_close(k(x + 1), k(other))
+        torch.testing.assert_close(k(x + 1), of_other)
         q(x)
         raise KeyboardInterrupt
 
-    shared.forward = interrupted
+    q.shared.forward = interrupted
     with pytest.raises(KeyboardInterrupt):
         module.forward(x)
     with torch.no_grad():
@@ -346,8 +329,10 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(options, 
     assert off(summed.double(), scale * da) > 0.9, "what is avoided"
 
 
-@pytest.mark.parametrize("recomputed", [False, "selective", True])
-@pytest.mark.parametrize("layout", ["shared", "separate", "packed"])
+@pytest.mark.parametrize(
+    ("layout", "recomputed"),
+    [("shared", False), ("separate", "selective"), ("packed", "selective"), ("packed", True)],
+)
 def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
     """Kept gradients, their dot products, and the graph's, here and shifted; no field stays set."""
     policy = make_policy(**HALF, layout=layout, gradient_checkpointing=recomputed)
@@ -366,14 +351,6 @@ def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
     assert all(layer.per_pair is layer.shift is None for layer in policy.lora_layers().values())
 
 
-def test_recomputed_activations_give_the_same_bits(make_policy, make_batch):
-    found = [
-        gradient(step_pairs(make_policy(**HALF, gradient_checkpointing=c), make_batch()))
-        for c in (False, "selective", True)
-    ]
-    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in other)
-
-
 def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
     batch = make_batch()
     own, peft = make_policy(**HALF), make_policy(**PEFT)
@@ -381,17 +358,6 @@ def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
     assert not torch.equal(own.log_probs(batch).chosen, peft.log_probs(batch).chosen)
     merged = [policy.peft.merge_and_unload().state_dict() for policy in (own, peft)]
     assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[1])
-
-
-def test_layers_that_are_not_covered_are_named(tmp_path, make_batch, monkeypatch):
-    torch.manual_seed(0)
-    config = MixtralConfig(**SHAPE, num_local_experts=4)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    policy = PolicyModel(str(tmp_path), rank=2, **HALF)
-    monkeypatch.setattr(model, "rank_zero_info", (said := []).append)
-    policy.build()
-    assert said[0].startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
-    assert torch.isfinite(policy.log_probs(make_batch()).chosen).all()
 
 
 def test_another_dtype_is_refused(save_model):

@@ -9,15 +9,13 @@ import logging
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from pacmr_lightning.batch import Segment
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.token_layout import packed_rows, rows_of
+from pacmr_lightning.policy.token_layout import rows_of
 
 from ..conftest import SHAPE
 from .looped_attention import looped_attention
@@ -37,13 +35,6 @@ def test_experts(make_batch, packed, tmp_path):
     torch.testing.assert_close(found.chosen, policy.score(rows_of("plain", batch)).chosen, atol=1e-4, rtol=0)
 
 
-def test_the_row_has_no_padding(make_batch):
-    batch = make_batch()
-    rows = packed_rows(batch)
-    assert rows.input_ids.shape == (1, batch.token_count) and batch.token_count < batch.input_ids.numel()
-    assert rows.token_pair[0].bincount().tolist() == (batch.segment_ids != Segment.PAD).sum(1).tolist()
-
-
 def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
     """With the arguments of a model of grouped heads and windows."""
     calls = []
@@ -55,10 +46,11 @@ def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch)
 
     policy = make_policy("qwen2-mixed", layout="packed")
     monkeypatch.setattr(packed_attention, "varlen_attn", watched)
-    policy.log_probs(make_batch())
+    policy.log_probs(batch := make_batch())
     assert [options["window_size"] for _, options in calls[-2:]] == [(-1, 0), (6, 0)]
     assert {options["scale"] for _, options in calls} == {8**-0.5}
     arguments, options = calls[-1]
+    assert len(arguments[0]) == batch.token_count < batch.input_ids.numel(), "no padding"
     with torch.device("meta"):
         heads = [torch.empty(x.shape, dtype=torch.bfloat16, requires_grad=True) for x in arguments[:3]]
         ends = [torch.empty(x.shape, dtype=torch.int32) for x in arguments[3:5]]
@@ -95,19 +87,14 @@ def test_capped_scores_fall_back(make_batch, packed, tmp_path):
     assert policy._plan.attention != VARLEN
 
 
-def test_a_kernel_that_aligns_to_the_start_is_found(make_policy, make_batch, monkeypatch):
-    """As FlashAttention did before its version 2.1: a response's first token sees the prompt's first only."""
+def test_a_wrong_kernel_is_found(make_policy, make_batch, monkeypatch):
+    """With a window that nobody asked for."""
 
-    def aligned(query, key, value, query_ends, key_ends, *longest, scale, **_):
-        spans = zip(query_ends.diff().tolist(), key_ends.diff().tolist(), strict=True)
-        masks = [torch.ones(queries, keys, dtype=torch.bool).tril() for queries, keys in spans]
-        heads = (x.transpose(0, 1)[None] for x in (query, key, value))
-        mask = torch.block_diag(*masks).bool()
-        found = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
-        return found[0].transpose(0, 1)
+    def near(*inputs, **options):
+        return looped_attention(*inputs, **options | {"window_size": (3, 0)})
 
     policy = make_policy(layout="packed")
-    monkeypatch.setattr(packed_attention, "varlen_attn", aligned)
+    monkeypatch.setattr(packed_attention, "varlen_attn", near)
     with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
         policy.log_probs(make_batch())
     assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
