@@ -12,7 +12,6 @@ import re
 import select
 import socket
 import threading
-import time
 
 from ...local_server import LocalHandler, LocalServer
 
@@ -48,17 +47,15 @@ class FaultyServer(LocalServer):
             pair of a status and the error's fields, the body of a 200 (fields on top of a good answer's, or a
             list), or None for a good answer. After it, all are good.
         always: what happens to every request after the script instead of a good answer.
-        delay: seconds before a good answer.
         together: requests that must have been under way at a time before any good answer.
         requests: the JSON bodies of all requests.
         keys: their Authorization headers.
         most_at_once: requests that were under way at a time, at most.
     """
 
-    def __init__(self, reply, delay=0.0):
+    def __init__(self, reply):
         self.reply = reply
         self.replies = {}
-        self.delay = delay
         self.together = 1
         self.script = []
         self.always = None
@@ -98,11 +95,6 @@ class FaultyServer(LocalServer):
         while not self._stopped.is_set() and not select.select([connection], [], [], 0.01)[0]:
             pass
 
-    def wait_for(self, requests):
-        """Waits until so many requests have come; the limit only guards against a client that sends fewer."""
-        with self._lock:
-            assert self._lock.wait_for(lambda: len(self.requests) >= requests, 600), len(self.requests)
-
 
 class Handler(LocalHandler):
     def do_POST(self):
@@ -141,8 +133,6 @@ class Handler(LocalHandler):
         }
         if fault is None:
             chat.gather()
-            if chat.delay:
-                time.sleep(chat.delay)
             reply = chat.replies.get(body["model"], chat.reply)
             self.send(200, choice(reply(body["messages"])))
         elif isinstance(fault, (dict, list)):

@@ -88,29 +88,18 @@ def test_the_server_says_how_long_to_wait(server, store):
     assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize("fault", ["hang", 500, "html", (400, {"message": "'temperature' is not supported"})])
-def test_a_server_that_answers_nobody_stops_early(fault, server, store):
-    server.always = fault
+@pytest.mark.parametrize(("fault", "good"), [("hang", 0), ("html", 0), (503, 0), (503, 10)])
+def test_a_server_that_breaks_down_stops_early(fault, good, server, store):
+    """At once, or after good answers, which are kept."""
+    server.script, server.always = [None] * good, fault
     limit = 0.3 if fault == "hang" else 60  # nothing that is in time is expected of a server that hangs
     endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=4)
-    with pytest.raises(
-        UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"
-    ) as caught:
+    with pytest.raises(UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"):
         endpoint.ask(said(100), store)
-    assert len(server.requests) <= 8
-    assert isinstance(fault, str) or fault == 500 or "(status 400: 'temperature' is not" in str(caught.value)
-
-
-def test_a_server_that_breaks_down_later_stops_too(server, store):
-    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=4)
-    server.script = [None] * 10
-    server.always = 503
-    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status 503"):
-        endpoint.ask(said(100), store)
-    assert len(server.requests) < 25
+    assert len(server.requests) < 9 + 2 * good
     server.always = None
-    answers = endpoint.ask(said(100), store)
-    assert sum(a.cached for a in answers) == 10 and all(a.text for a in answers)
+    answers = Endpoint("judge", base_url=server.url).ask(said(20), store)
+    assert sum(a.cached for a in answers) == good and all(a.text for a in answers)
 
 
 def test_faults_of_single_conversations_never_stop(server, store):
@@ -157,50 +146,37 @@ def message(content, reason="stop", **fields):
 
 
 NO_CHOICE = {"choices": None, "usage": None}
-ALL = Tokens(100, 10)
+NO_CHAT = "the server's answer is no chat completion"
+FREE, ALL, UNCOUNTED = Tokens(), Tokens(100, 10), Tokens(uncounted=1)
 RAW = {"message": "Provider returned error", "metadata": {"raw": "busy", "provider_name": "P"}}
 PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "no"}]}, {"type": "text", "text": "yes"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+TEXTS = ("whole", "half", "yes")
 SENT = [
     # Errors of providers inside a 200, as gateways pass them on: what is sent, its text or problem, its bill.
-    (
-        NO_CHOICE | {"error": RAW},
-        None,
-        'status 502: {"message": "Provider returned error", "metadata"',
-        Tokens(),
-    ),
-    (NO_CHOICE | {"code": "daily", "message": "later"}, None, "status 502: later", Tokens()),
-    (NO_CHOICE, None, "the server's answer is no chat completion", Tokens(uncounted=1)),
-    ({"error": None}, "whole", None, ALL),
-    ([{"error": {"code": 503, "message": "loading"}}], None, "status 503: loading", Tokens()),
+    (NO_CHOICE | {"error": RAW}, 'status 502: {"message": "Provider returned error", "metadata"', FREE),
+    (NO_CHOICE | {"code": "daily", "message": "later"}, "status 502: later", FREE),
+    (NO_CHOICE, NO_CHAT, UNCOUNTED),
+    ({"error": None}, "whole", ALL),
+    ([{"error": {"code": 503, "message": "loading"}}], "status 503: loading", FREE),
     # Finish reasons of several providers.
-    (message("<think>Hm.\nA", "length"), None, "no text within max_tokens; the model may need more", ALL),
-    (message("half", "network_error"), None, "the answer broke off (finish_reason network_error)", ALL),
-    (message("half", "content_filter"), None, "the answer broke off (finish_reason content_filter)", ALL),
-    (message("half", "end_turn"), "half", None, ALL),
+    (message("<think>Hm.\nA", "length"), "no text within max_tokens; the model may need more", ALL),
+    (message("half", "network_error"), "the answer broke off (finish_reason network_error)", ALL),
+    (message("half", "end_turn"), "half", ALL),
     # Statuses, and connections that break.
-    (500, None, "status 500: no 500 for Bearer none", Tokens()),
-    ("cut", None, "the connection was cut", Tokens(uncounted=1)),
-    ("html", None, "the server's answer is no chat completion: 'Welcome to the proxy'", Tokens(uncounted=1)),
+    (500, "status 500: no 500 for Bearer none", FREE),
+    ("cut", "the connection was cut", UNCOUNTED),
+    ("html", f"{NO_CHAT}: 'Welcome to the proxy'", UNCOUNTED),
     # Contents in parts, and what stands in the place of a content.
-    (message(PARTS), "yes", None, ALL),
-    ("hang", None, f"no answer within {HANG} s", Tokens(uncounted=1)),
-    (message(None, reasoning="Hm."), None, "the answer has no text", ALL),
-    (
-        message(None, tool_calls=[{"type": "function", "function": {"name": "f"}}]),
-        None,
-        "the answer has no",
-        ALL,
-    ),
-    (message({"text": "x"}), None, "the server's answer is no chat completion", ALL),
+    (message(PARTS), "yes", ALL),
+    ("hang", f"no answer within {HANG} s", UNCOUNTED),
+    (message(None, reasoning="Hm."), "the answer has no text", ALL),
+    (message(None, tool_calls=TOOLS), "the answer has no text", ALL),
+    (message({"text": "x"}), NO_CHAT, ALL),
     # Counts of reasoning in the total only, and none.
-    (
-        {"usage": {"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81}},
-        "whole",
-        None,
-        Tokens(21, 60),
-    ),
-    ({"usage": {"prompt_tokens": 21, "completion_tokens": None}}, "whole", None, Tokens(21, 0)),
-    ({"usage": None}, "whole", None, Tokens(uncounted=1)),
+    ({"usage": {"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81}}, "whole", Tokens(21, 60)),
+    ({"usage": {"prompt_tokens": 21, "completion_tokens": None}}, "whole", Tokens(21, 0)),
+    ({"usage": None}, "whole", UNCOUNTED),
 ]
 
 
@@ -209,15 +185,15 @@ def test_what_servers_send(server, store):
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=1, timeout=HANG)
     server.script = [None, *(body for body, *_ in SENT)]
     answers = endpoint.ask(said(1 + len(SENT)), store)[1:]
-    for answer, (body, text, problem, billed) in zip(answers, SENT, strict=True):
-        assert (answer.text, answer.billed) == (text, billed), body
-        assert answer.problem is None if text else answer.problem.startswith(problem)
+    for answer, (body, told, billed) in zip(answers, SENT, strict=True):
+        assert (answer.text or answer.problem).startswith(told) and answer.billed == billed, body
+        assert (answer.problem is None) == (answer.text is not None) == (told in TEXTS), body
     # What is no answer is asked again by the next call, which adds to the bill, and an answer never.
     again = endpoint.ask(said(1 + len(SENT)), store)[1:]
-    for i, (answer, (body, text, _, billed)) in enumerate(zip(again, SENT, strict=True), 1):
-        assert answer.text == (text or f"You said: word {i}"), body
-        assert (answer.now, answer.billed) == ((Tokens(), billed) if text else (ALL, billed + ALL))
-    assert len(server.requests) == 1 + len(SENT) + sum(text is None for _, text, *_ in SENT)
+    for i, (answer, (body, told, billed)) in enumerate(zip(again, SENT, strict=True), 1):
+        assert answer.text == (told if told in TEXTS else f"You said: word {i}"), body
+        assert (answer.now, answer.billed) == ((FREE, billed) if told in TEXTS else (ALL, billed + ALL))
+    assert len(server.requests) == 1 + len(SENT) + sum(told not in TEXTS for _, told, _ in SENT)
 
 
 def test_no_server(store):
@@ -304,36 +280,26 @@ def test_bad_options(option, value, sentence):
 ANSWER = "Comparison: clear.\nPreferred: B"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"<think>Either\nPreferred: A\nor not</think>\n\n{ANSWER}",
-        f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n",
-        f"<reasoning>x</reasoning>\n<thought>y</thought>{ANSWER}",
-        f"[THINK]x[/THINK]{ANSWER}",
-        f"the beginning stood in the prompt\nPreferred: A</think>{ANSWER}",
-        f"<mm:think>one <think>in</think> the other</mm:think>{ANSWER}",
-        f"<think>x</think>{ANSWER}\n<think>cut off",
-        f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}<|return|>",
-        f"analysisThe user wants Preferred: Aassistantfinal{ANSWER}",
-    ],
-)
-def test_reasoning_does_not_count(text):
-    assert without_thoughts(text) == ANSWER
+REASONED = {
+    f"<think>Either\nPreferred: A\nor not</think>\n\n{ANSWER}": ANSWER,
+    f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n": ANSWER,
+    f"<reasoning>x</reasoning>\n<thought>y</thought>{ANSWER}": ANSWER,
+    f"[THINK]x[/THINK]{ANSWER}": ANSWER,
+    f"the beginning stood in the prompt\nPreferred: A</think>{ANSWER}": ANSWER,
+    f"<mm:think>one <think>in</think> the other</mm:think>{ANSWER}": ANSWER,
+    f"<think>x</think>{ANSWER}\n<think>cut off": ANSWER,
+    "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final"
+    f"<|message|>{ANSWER}<|return|>": ANSWER,
+    f"analysisThe user wants Preferred: Aassistantfinal{ANSWER}": ANSWER,
+    **dict.fromkeys(("<think>x\nPreferred: A", "<think>nothing after it</think>"), ""),
+    "<|channel|>analysis<|message|>cut": "",
+}
+OTHER = (f" {ANSWER}\n", "A leaks its <think> tag.\nPreferred: B", "analysis of both", "a < b, <b>B</b>")
 
 
-@pytest.mark.parametrize(
-    "text", ["<think>x\nPreferred: A", "<think>nothing after it</think>", "<|channel|>analysis<|message|>cut"]
-)
-def test_reasoning_alone_is_no_answer(text):
-    assert without_thoughts(text) == ""
-
-
-@pytest.mark.parametrize(
-    "text", [f" {ANSWER}\n", "A leaks its <think> tag.\nPreferred: B", "analysis of both", "a < b, <b>B</b>"]
-)
-def test_other_text_stays_as_it_is(text):
-    assert without_thoughts(text) == text
+def test_reasoning_is_no_answer():
+    for text, answer in (REASONED | {text: text for text in OTHER}).items():
+        assert without_thoughts(text) == answer, text
 
 
 def test_long_text_takes_no_time():

@@ -8,9 +8,8 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.chat_completion import Tokens
 from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdict
-from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge, tokens_of
+from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
 from .faulty_server import FaultyServer, prefer_longer, prefer_position_a
@@ -134,13 +133,6 @@ def test_both_orders_decide(task, name, store):
         assert [v.inconsistent for v in verdicts] == [False, False, True]
         orders = [[o.preferred for o in v.orders] for v in verdicts]
         assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
-        opinions = [o for v in verdicts for o in v.orders]
-        assert all(o.answer.startswith("Comparison: the other") for o in opinions)
-        assert {(o.billed, o.now) for o in opinions} == {(Tokens(100, 10),) * 2}
-        assert len(server.requests) == 6
-        again = judge.compare(PAIRS, store)
-        assert [v.preferred for v in again] == ["first", "second", "none"] and len(server.requests) == 6
-        assert tokens_of(again) == (Tokens(600, 60), Tokens())
         systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
         assert systems == {("system", "user")}
         server.reply = prefer_position_a
