@@ -1,19 +1,29 @@
-"""``pacmr compare --output``: the page's files, and what it refuses."""
+"""Surfaces: VNet on a grid, the density of its visits; ``pacmr compare --output`` draws and refuses them."""
 
 from functools import partial
 
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
+from pacmr_lightning.analysis.surface import (
+    Surface,
+    Visits,
+    density,
+    grid,
+    load_surface,
+    save_surface,
+    slope_and_offset,
+)
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.analysis.surface_page import run_names, write_surface_page
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.weighting.vnet import VNet
 
 main = partial(run_tool, "compare", compare)
 
@@ -41,6 +51,11 @@ def runs(tmp_path):
         made = surface(lambda delta, u: 1 + 0.05 * u - 0.02 * delta, -0.5, noise=0.4, step=step)
         save_surface(made, tmp_path / "pacmr-0.4")
     return [str(tmp_path / "pacmr-0.4")]
+
+
+def visits_of(u, delta):
+    u, delta = np.asarray(u, np.float32), np.asarray(delta, np.float32)
+    return Visits(u, delta, np.full_like(u, 0.5), np.zeros(len(u), np.int8))
 
 
 def test_one_run(runs, tmp_path, capsys):
@@ -72,7 +87,7 @@ def test_panels_of_the_figures():
 
 
 def test_pairs_that_are_all_alike_can_be_drawn(tmp_path):
-    visits = Visits(*np.zeros((2, 8), np.float32), np.full(8, 0.5, np.float32), np.zeros(8, np.int8))
+    visits = visits_of(*np.zeros((2, 8)))
     delta, u = grid(visits, 3)
     flat = np.ones((3, 3))
     made = Surface(1, "pacmr", "tldr", 0.3, delta, u, flat, 0 * flat, density(visits, delta, u), visits)
@@ -116,3 +131,31 @@ def test_bad_input(runs, tmp_path):
     with pytest.raises(UserError, match="cannot be read as surfaces"):
         main([runs[0], "--output", page])
     assert not list(tmp_path.glob("page*"))
+
+
+def test_slope_and_offset_of_a_network():
+    vnet = VNet(hidden=(2,), slope=0.0)
+    with torch.no_grad():  # b = relu(u) + relu(-u) = |u|
+        vnet.layers[0].weight.copy_(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+        vnet.layers[0].bias.zero_()
+        vnet.layers[2].weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    delta, u = np.linspace(-1, 1, 21), np.linspace(-3, 3, 11)
+    a, b = slope_and_offset(vnet, delta, u)
+    np.testing.assert_allclose(b, np.tile(np.abs(u), (21, 1)))
+    assert not a.any()
+
+
+def test_density_is_the_share_of_the_visits_inside():
+    generator = np.random.default_rng(0)
+    visits = visits_of(generator.normal(size=4000), generator.normal(3, 2, size=4000))
+    delta, u = grid(visits, 31)
+    found = density(visits, delta, u)
+    cell = (delta[1] - delta[0]) * (u[1] - u[0])
+    margins = [(axis[1] - axis[0]) / 2 for axis in (delta, u)]
+    inside = (np.abs(visits.u) <= u[-1] + margins[1]) & (visits.delta >= delta[0] - margins[0])
+    inside &= visits.delta <= delta[-1] + margins[0]
+    assert found.sum() * cell == pytest.approx(inside.mean(), rel=1e-6)
+    assert inside.mean() > 0.98
+    # The middle cell holds what a normal density has there.
+    assert found[13:18, 13:18].mean() == pytest.approx(1 / (2 * np.pi * 2), rel=0.15)
+    np.testing.assert_allclose(u, -u[::-1])
