@@ -90,16 +90,10 @@ class Tab:
         node = self.call("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
         self.call("DOM.setFileInputFiles", files=[str(path)], objectId=node["result"]["objectId"])
 
-    def wait(self, expression):
+    def wait(self, condition):
         end = time.monotonic() + 120
-        while not self.value(expression):
-            assert time.monotonic() < end, expression
-            time.sleep(0.02)
-
-    def wait_for_file(self, path):
-        end = time.monotonic() + 120
-        while not path.exists():
-            assert time.monotonic() < end, path
+        while not condition():
+            assert time.monotonic() < end
             time.sleep(0.02)
 
     def picture(self, path, width, height):

@@ -277,13 +277,6 @@ def test_pairs_may_be_chosen_by_the_score_and_the_label():
     assert after > before + 0.05
 
 
-def test_a_judge_that_guesses_changes_nothing():
-    u, prompts, votes, _ = judged(4000, 0.3, 1.2, (0.5,))
-    alone, found = agreement(u, prompts, resamples=0), agreement(u, prompts, votes, resamples=60)
-    assert inside(0.5, interval(found)) and found.rate == pytest.approx(alone.rate, abs=0.01)
-    assert found.p == pytest.approx(alone.p, abs=0.08)
-
-
 # Real votes
 
 

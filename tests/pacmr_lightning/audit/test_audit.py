@@ -1,6 +1,7 @@
 """``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 import yaml
 
-from pacmr_lightning.audit import cross_fit, scored_pairs
+from pacmr_lightning.audit import AuditOptions, cross_fit, scored_pairs
+from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
+from pacmr_lightning.commands.audit import show
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
@@ -33,8 +36,18 @@ def as_trained(run):
     return rows
 
 
-def test_values_of_every_pair(run):
-    table = audit(run, "policy").set_index("id")
+@pytest.fixture(scope="module")
+def judged(finished, tmp_path_factory):
+    """A run and its audit by the policy itself at a known rate, with a file of cleaned pairs."""
+    run = shutil.copytree(finished, tmp_path_factory.mktemp("judged") / "run")
+    more = {"noise_rate": 0.3, "top": PAIRS, "output": str(run / "out")}
+    options = AuditOptions("policy", **more, cleaned=str(run / "clean.jsonl"), action="swap")
+    return run, whole_audit(str(run), options=options)
+
+
+def test_values_of_every_pair(judged):
+    run, found = judged
+    table = found.table.set_index("id")
     rows = as_trained(run)
     assert len(table) == PAIRS and sorted(table["rank"]) == list(range(1, PAIRS + 1))
     table = table.loc[[row["id"] for row in rows]]
@@ -56,15 +69,20 @@ def test_values_of_every_pair(run):
         assert table[name].tolist() == [row[name] for row in rows]
     mask = pd.read_parquet(run / "noise_mask.parquet").set_index("id")
     assert mask["annotator"].loc[table.index].equals(table["annotator"])
-    assert table["rank"].idxmin() == table["u"].idxmin()
+    assert found.table["u"].is_monotonic_increasing and found.table["p"].is_monotonic_increasing
+    # p = sigmoid(logit(1 - eps) + k u) with one k.
+    p = table["p"][table["u"].abs() > 0.01]
+    k = (np.log(p / (1 - p)) - np.log(0.7 / 0.3)) / table["u"][p.index]
+    assert k.min() > 0 and k.max() == pytest.approx(k.min(), rel=1e-3)
 
 
-def test_files(run, capsys):
-    table = audit(run, top=PAIRS, output=str(run / "out"))
-    folder = run / "out"
+def test_files(judged, capsys):
+    run, found = judged
+    table, folder = found.table, run / "out"
+    show(found)
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
-    assert pd.read_csv(folder / "methods.csv")["method"][0] in ("u", "linear probe")
+    assert pd.read_csv(folder / "methods.csv")["method"].tolist() == ["u"]
     groups = pd.read_csv(folder / "groups.csv")
     for name, part in groups.groupby("grouping"):
         assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
@@ -75,6 +93,7 @@ def test_files(run, capsys):
         assert f"<td>{name}</td><td>{count}</td>" in by
     assert "<h2>By category</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
+    assert "at a given rate of random flips of 30.0%" in page
     shown = capsys.readouterr().out
     assert "noise_rate 0.3" in shown and f"{PAIRS} labels" in shown
     assert not list(run.rglob("*.partial"))
@@ -202,18 +221,6 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("unfinished*"))
 
 
-def test_the_policy_itself_with_a_known_rate(run):
-    table = audit(run, "policy", noise_rate=0.3)
-    assert table["u"].is_monotonic_increasing and table["p"].is_monotonic_increasing
-    # p = sigmoid(logit(1 - eps) + k u) with one k.
-    p = table["p"][table["u"].abs() > 0.01]
-    k = (np.log(p / (1 - p)) - np.log(0.7 / 0.3)) / table["u"][p.index]
-    assert k.min() > 0 and k.max() == pytest.approx(k.min(), rel=1e-3)
-    methods = pd.read_csv(run / "audit/methods.csv")
-    assert methods["method"].tolist() == ["u"]
-    assert "at a given rate of random flips of 30.0%" in (run / "audit/report.html").read_text()
-
-
 def test_dpo_scorer_and_both_in_the_table(run):
     assert audit(run)["cross_fit_u"].isna().all()
     part = only_part(run)
@@ -228,18 +235,18 @@ def test_dpo_scorer_and_both_in_the_table(run):
     assert methods[:2] == ["u", "cross-fitted u"]
 
 
-def test_cleaned(run, tmp_path, capsys):
-    table = audit(run, "policy", noise_rate=0.3, cleaned=str(tmp_path / "clean.jsonl"), action="swap")
-    suspected = set(table["id"][table["suggested"] == "swap"])
+def test_cleaned(judged):
+    run, audited = judged
+    suspected = set(audited.suspected["id"])
     expected = [
         row | {"chosen": row["rejected"], "rejected": row["chosen"]} if row["id"] in suspected else row
         for row in as_trained(run)
     ]
-    found = read_lines(tmp_path / "clean.jsonl")
+    found = read_lines(run / "clean.jsonl")
     for name in ("id", "chosen", "rejected", "annotator"):
         assert [row[name] for row in found] == [row[name] for row in expected]
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"{len(suspected)} labels swapped" in shown and "without noise options" in shown
+    said = audited.cleaned
+    assert f"{len(suspected)} labels swapped" in said and "without noise options" in said
 
 
 def test_as_trained_keeps_clean_pairs_out(run):

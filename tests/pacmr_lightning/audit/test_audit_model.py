@@ -182,6 +182,7 @@ def test_from_python(finished, train_file, tmp_path, monkeypatch):
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, noise_rate=0.3))
     assert found.noise_rate == 0.3
+    assert found.statement.startswith(f"{len(found.suspected)} of 64 labels are probably wrong")
     assert found.statement.endswith("at a given rate of random flips of 30.0%.")
     pd.testing.assert_frame_equal(
         pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False

@@ -56,7 +56,7 @@ def saved(tab, folder):
     path = folder / "decisions.jsonl"
     tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     tab.click(".save")
-    tab.wait_for_file(path)
+    tab.wait(path.exists)
     return path
 
 
@@ -137,7 +137,7 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
     def load(name, text):
         (tmp_path / name).write_text(text, encoding="utf-8")
         page.give_file("input[type=file]", tmp_path / name)
-        page.wait(f"({SAID}).includes('loaded')")
+        page.wait(lambda: "loaded" in page.value(SAID))
         said = page.value(SAID)
         page.value("document.querySelector('.said').textContent = ''")
         return said

@@ -9,11 +9,7 @@ from scipy.stats import binom
 from pacmr_lightning.audit.decisions import random_sample, read_decisions, sample_estimate
 from pacmr_lightning.errors import UserError
 
-from ...conftest import write_lines as write
-
-
-def row(name, decision, **other):
-    return {"id": name, "decision": decision, **other}
+from ...conftest import write_lines
 
 
 def test_what_a_sample_says():
@@ -65,16 +61,9 @@ def test_files_that_are_none(text, message, tmp_path):
         read_decisions(str(tmp_path / "nowhere.jsonl"))
 
 
-def test_pairs_that_the_run_does_not_have(tmp_path):
-    rows = [row("a", "keep", observed="chosen"), row("z", "keep"), row("b", "swap", texts="tb")]
-    decisions = read_decisions(write(tmp_path / "d.jsonl", rows))
-    with pytest.raises(
-        UserError, match=r"a decision on 'z', which is no training pair here \(1 of 3 are not\)"
-    ):
-        decisions.check(["a", "b"], [False, False], ["ta", "tb"])
-    with pytest.raises(UserError, match=r"on 'a', but that pair has other noise on its label here \(1 of 3"):
-        decisions.check(["a", "z", "b"], [True, False, False], ["ta", "tz", "tb"])
-    with pytest.raises(UserError, match=r"on 'b', but that pair has other texts here \(1 of 3 pairs\); give"):
-        decisions.check(["a", "z", "b"], [False, False, False], ["ta", "tz", "other"])
-    notes = decisions.check(["a", "z", "b"], [False, True, True], ["ta", "tz", "tb"])
-    assert notes == ["2 of 3 decisions name no hash of their texts, so their pairs are found by id alone."]
+def test_decisions_on_other_noise(tmp_path):
+    """On other pairs: test_audit.py; on other texts: test_content.py."""
+    rows = [{"id": name, "decision": "keep", "observed": "chosen"} for name in "ab"]
+    decisions = read_decisions(write_lines(tmp_path / "d.jsonl", rows))
+    with pytest.raises(UserError, match=r"on 'b', but that pair has other noise on its label here \(1 of 2"):
+        decisions.check(["a", "z", "b"], [False, True, True], ["ta", "tz", "tb"])

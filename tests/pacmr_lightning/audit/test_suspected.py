@@ -59,9 +59,7 @@ def test_suspected(scorer):
     pairs = frame()
     found = find_with(pairs, scorer)
     score = found.pairs[SCORES[scorer]]
-    assert score.is_monotonic_increasing and found.pairs["rank"].tolist() == list(range(1, len(pairs) + 1))
-    # Suspected labels are the first ranks, on one side of the cut and of the threshold.
-    assert found.pairs["p"].is_monotonic_increasing
+    # Suspected labels are on one side of the cut and of the threshold.
     suspect = found.pairs["suggested"] == "swap"
     assert (suspect == (found.pairs["p"] < 0.5)).all() and (suspect == (score < found.cut)).all()
     assert 0 < found.suspected < len(pairs)
