@@ -79,14 +79,8 @@ def test_files(tmp_path):
     lines = [json.dumps(row, ensure_ascii=False) for row in told]
     path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
     assert read_responses(path) == told
-    for content, sentence in (
-        (b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion"),
-        (b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)"),
-        (b'\n["p"]', "line 2 is a JSON list and not an object"),
-        (b'{"prompt": "\xff"}', "is not UTF-8 text"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=sentence):
-            read_responses(path)
+    path.write_bytes(b'{"prompt": "p"}\n{"prompt": ')  # other bad lines: test_reading.py
+    with pytest.raises(UserError, match=r"generations.jsonl, line 2 is not JSON \(.* at column 12\)"):
+        read_responses(path)
     with pytest.raises(UserError, match=r"is no file; name a file of responses, such as a run's generations"):
         read_responses(tmp_path)

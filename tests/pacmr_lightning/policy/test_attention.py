@@ -1,25 +1,37 @@
-"""FlashAttention against SDPA, the choice between attentions, and what is refused.
+"""FlashAttention and packed pairs against SDPA, the choice between attentions, and what is refused.
 
-FlashAttention's kernel, for GPUs, is stood in for by SDPA on one sequence at a time, behind transformers' own
-code for it.
+Kernels for GPUs are stood in for by SDPA on one sequence at a time: FlashAttention's behind transformers' own
+code for it, and torch's ``varlen_attn`` for packed pairs, of which test_logprobs.py has the values.
 """
 
 import collections
 import functools
+import inspect
+import logging
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import modeling_flash_attention_utils
+from torch.nn.attention.varlen import varlen_attn
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    modeling_flash_attention_utils,
+)
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans
+from pacmr_lightning.policy import PolicyModel, packed_attention
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.policy.token_layout import rows_of, separate_rows
+
+from ..conftest import SHAPE
+from .looped_attention import looped_attention
 
 GPU = torch.device("cuda")
 
@@ -188,3 +200,80 @@ def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):
     assert forward and len(seen) == 2 * forward
     policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
     assert len(seen) > 2 * forward and set(seen) == {(False, True)}
+
+
+def test_packed_pairs_of_experts(make_batch, packed, tmp_path):
+    packed()
+    config = MixtralConfig(**{**SHAPE, "num_local_experts": 4, "sliding_window": 7})
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"])
+    policy.build(announce=False)
+    found, batch = policy.log_probs(make_batch()), make_batch()
+    assert policy._plan == PACKED
+    use_attention(policy.model, "sdpa")
+    torch.testing.assert_close(found.chosen, policy.score(rows_of("plain", batch)).chosen, atol=1e-4, rtol=0)
+
+
+def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
+    """With the arguments of a model of grouped heads and windows."""
+    calls = []
+
+    def watched(*arguments, **options):
+        inspect.signature(varlen_attn).bind(*arguments, **options)
+        calls.append((arguments, options))
+        return looped_attention(*arguments, **options)
+
+    policy = make_policy("qwen2-mixed", layout="packed")
+    monkeypatch.setattr(packed_attention, "varlen_attn", watched)
+    policy.log_probs(batch := make_batch())
+    assert [options["window_size"] for _, options in calls[-2:]] == [(-1, 0), (6, 0)]
+    assert {options["scale"] for _, options in calls} == {8**-0.5}
+    arguments, options = calls[-1]
+    assert len(arguments[0]) == batch.token_count < batch.input_ids.numel(), "no padding"
+    with torch.device("meta"):
+        heads = [torch.empty(x.shape, dtype=torch.bfloat16, requires_grad=True) for x in arguments[:3]]
+        ends = [torch.empty(x.shape, dtype=torch.int32) for x in arguments[3:5]]
+        out = varlen_attn(*heads, *ends, *arguments[5:], **options)
+        assert out.shape == arguments[0].shape
+        gradients = torch.autograd.grad(out.sum(), heads)
+    assert [g.shape for g in gradients] == [x.shape for x in arguments[:3]]
+
+
+def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
+    policy, batch = make_policy(layout="packed"), make_batch()
+    with caplog.at_level(logging.INFO):
+        policy.log_probs(batch)
+    policy.log_probs(make_batch(2, longest=40))  # checked again
+    assert policy._plan == PACKED
+    assert "computed from pairs with a shared prompt packed into one row with varlen attention" in caplog.text
+    # Other passes of the same model have the kernel's masks.
+    plain = policy.score(rows_of("plain", batch))
+    tokens = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
+    use_attention(policy.model, "sdpa")
+    assert torch.equal(plain.chosen, policy.score(rows_of("plain", batch)).chosen)
+    again = policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
+    assert torch.equal(tokens, again) and tokens.shape[1] > 4
+
+
+def test_capped_scores_fall_back(make_batch, packed, tmp_path):
+    """Gemma 2 caps its scores, and its logits."""
+    packed()
+    Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)).save_pretrained(tmp_path)
+    policy = PolicyModel(str(tmp_path))
+    policy.build(announce=False)
+    with pytest.warns(UserWarning, match=r"does not use pairs .*\(it fails with ValueError: .*no softcap"):
+        policy.log_probs(make_batch())
+    assert policy._plan.attention != VARLEN
+
+
+def test_a_wrong_kernel_is_found(make_policy, make_batch, monkeypatch):
+    """With a window that nobody asked for."""
+
+    def near(*inputs, **options):
+        return looped_attention(*inputs, **options | {"window_size": (3, 0)})
+
+    policy = make_policy(layout="packed")
+    monkeypatch.setattr(packed_attention, "varlen_attn", near)
+    with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
+        policy.log_probs(make_batch())
+    assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"

@@ -51,14 +51,12 @@ def test_compared_tokens_are_on_the_cpu(model):
         assert torch.equal(found, compared_tokens(loaded, own)) and found.device.type == "cpu"
 
 
-def put_on_hub(folder: Path, cache: Path, monkeypatch) -> str:
-    """Where the Hub's client keeps what it has downloaded, without a network."""
+def put_on_hub(folder: Path, cache: Path) -> str:
+    """Where the Hub's client keeps what it has downloaded."""
     repository, revision = cache / "models--somebody--adapter", "0" * 40
     shutil.copytree(folder, repository / "snapshots" / revision)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(revision)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return "somebody/adapter"
 
 
@@ -67,7 +65,9 @@ def test_an_adapter_on_the_hub_is_merged(base, tmp_path, monkeypatch):
     """transformers would load it beside its base."""
     folder = tmp_path / "adapter"
     expected = trained(base, folder, lora(target_modules=["q_proj", "v_proj"]))
-    name = put_on_hub(folder, tmp_path / "hub", monkeypatch)
+    name = put_on_hub(folder, tmp_path / "hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     found = load_base(name, torch.float32)
     assert not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)

@@ -15,6 +15,7 @@ from pacmr_lightning.policy.base_model import is_adapter
 from pacmr_lightning.policy.hub_access import locate, unreachable
 
 from ...local_server import LocalHandler, LocalServer
+from .test_base_model import put_on_hub
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +66,11 @@ def test_paths_and_offline_on_purpose(name, said, monkeypatch):
 
 
 def test_the_cached_copy_is_used(nobody, tmp_path, capsys, monkeypatch):
-    repository = tmp_path / "cache" / "models--some--body"
-    LlamaConfig(hidden_size=64).save_pretrained(repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
+    LlamaConfig(hidden_size=64).save_pretrained(tmp_path / "model")
+    name = put_on_hub(tmp_path / "model", tmp_path / "cache")
     start = time.monotonic()
-    assert not is_adapter("some/body")
-    assert AutoConfig.from_pretrained("some/body").hidden_size == 64
+    assert not is_adapter(name)
+    assert AutoConfig.from_pretrained(name).hidden_size == 64
     assert time.monotonic() - start < 5
     assert "copies in its cache are used" in capsys.readouterr().err
     assert constants.HF_HUB_OFFLINE

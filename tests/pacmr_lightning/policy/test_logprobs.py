@@ -21,6 +21,7 @@ from pacmr_lightning.policy.token_layout import (
 
 from .live_bytes import LiveBytes
 from .looped_attention import looped_attention
+from .test_attention import values_and_gradient
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "plain")
@@ -311,13 +312,8 @@ def test_logits_of_a_large_vocabulary(frozen):
 def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(name, double=True), make_batch()
 
-    def found():
-        values = policy.score(rows_of(layout, batch))
-        loss = (values.chosen * torch.linspace(-1, 1, len(batch)) - values.rejected).sum()
-        return [values.chosen, values.rejected, *adapter_gradient(policy, loss)]
-
-    expected = found()
+    expected = values_and_gradient(policy, layout, batch)
     monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: 64)
     rows = rows_of(layout, batch)
     assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
-    torch.testing.assert_close(found(), expected, atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(values_and_gradient(policy, layout, batch), expected, atol=1e-10, rtol=1e-8)

@@ -17,10 +17,10 @@ from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import quantized as module
-from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
 
-BETA = 0.7
+from ..meta_gradient.test_step_pairs import BETA, alone
+
 # Rows of whole blocks: others are refused on CPUs.
 WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}, "quantization": "4bit"}
 
@@ -118,9 +118,7 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
     batch = with_reference(exact, make_batch(6))
     truth = []
     for i in range(6):
-        pair = batch[i : i + 1]
-        loss = DPO(BETA)(Rewards.of(exact.log_probs(pair), pair, BETA)).sum()
-        gradient = torch.autograd.grad(loss, list(exact.adapter().values()))
+        gradient = alone(exact, batch, i)
         truth.append(sum((g * direction[n]).sum() for g, n in zip(gradient, exact.adapter(), strict=True)))
     truth = torch.stack(truth)
     assert float(truth.abs().min()) > 1e-3
