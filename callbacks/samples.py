@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from pacmr_lightning.modules.schedule import planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
-from ..evaluation.reward_function import RewardFunction
 from .interval import Recurring
 from .to_loggers import log_numbers, log_texts
 
@@ -253,7 +253,7 @@ class GoldReward(SequenceKL):
         self,
         samples: int = 512,
         batch_size: int = 128,
-        second_reward: RewardFunction | None = None,
+        second_reward: Callable[[str, str], float] | None = None,
         **options: Any,
     ):
         super().__init__(samples, batch_size=batch_size, **options)

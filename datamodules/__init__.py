@@ -2,17 +2,9 @@
 
 from .hh import AnthropicHH, HHCompletions
 from .hub import HubCompletions, HubPreferences, pairs_of
-from .noise import (
-    AnnotatorNoise,
-    CategoryNoise,
-    LabelNoise,
-    NearTieNoise,
-    NoiseFromMask,
-    SpuriousPreferenceNoise,
-    SymmetricNoise,
-    TemperatureLabels,
-    TwoRateNoise,
-)
+from .noise.base import LabelNoise, NoiseFromMask, SymmetricNoise, TwoRateNoise
+from .noise.groups import AnnotatorNoise, CategoryNoise
+from .noise.preferences import NearTieNoise, SpuriousPreferenceNoise, TemperatureLabels
 from .preference import PreferenceDataModule
 from .sft import SFTDataModule
 from .sources import CompletionFiles, EmbeddedWorld, Files, Prompts, Source, WorldCompletions

@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import Trainer
 from torch import Tensor
 from tqdm import tqdm
 
@@ -37,9 +38,7 @@ def cached_values(
     *,
     title: str,
     of_adapter: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    barrier: Callable[[], None] = lambda: None,
+    trainer: Trainer | None = None,
 ) -> np.ndarray:
     """Return (N, K) values of N > 0 pairs by ``ask``, which returns (n, K) for a batch of n.
 
@@ -55,13 +54,13 @@ def cached_values(
         tokens: hash of the pairs' tokens in their order.
         title: of the progress bar.
         of_adapter: whether values depend on the adapter, too, not on the reference alone.
-        rank: of this process.
-        world_size: processes that share the work.
-        barrier: waits for all processes.
+        trainer: whose processes share the work; None for a single one.
 
     Raises:
         UserError: a value is not finite, or a file is damaged.
     """
+    rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+    barrier = (lambda: None) if trainer is None else trainer.strategy.barrier
     # Longest first, so that a lack of memory shows at once.
     order = np.argsort(-lengths, kind="stable")
     key = {

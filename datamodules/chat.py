@@ -5,9 +5,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from datasets import Dataset
 from jinja2 import TemplateError
-from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
@@ -97,26 +95,10 @@ def _is_message(value: object) -> bool:
     return any(kind <= value.keys() for kind in kinds) or isinstance(value.get("messages"), list)
 
 
-def fields_of(text: str) -> set[str]:
-    """Return the fields beside role and content of the messages that ``encode_messages`` wrote."""
-    return {name for message in decode_messages(text) for name in message} - {"role", "content"}
-
-
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
     """Return ``apply_chat_template`` options of a row's JSON ``tools`` and ``chat_template_kwargs``."""
     found = {} if tools is None else {"tools": json.loads(tools)}
     return found if options is None else found | json.loads(options)
-
-
-def say_what_the_template_leaves_out(tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
-    """Print the rows' ``template_fields`` that the chat template does not name, if any."""
-    found = rows.data.column("template_fields").unique().to_pylist()
-    fields = {field for names in found if names for field in names.split()}
-    template = str(tokenizer.chat_template)
-    if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
-        rank_zero_info(
-            f"The chat template of {tokenizer.name_or_path!r} does not read {', '.join(unread)} of the rows."
-        )
 
 
 def decode_messages(text: str) -> Messages:

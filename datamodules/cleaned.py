@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterable
@@ -17,32 +16,16 @@ from datasets import Dataset
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import local_path, replacing
+from pacmr_lightning.files import local_path, replacing, write_json_lines
 
 from .columns import OPPOSITES, PREFERENCES, checked, words_of
 from .reading import column_names, numbered_rows
 
-_JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _SIDE = re.compile("chosen|rejected|(?<=votes_)(for|against)", re.IGNORECASE)
 _OTHER = {"chosen": "rejected", "rejected": "chosen", "for": "against", "against": "for"}
 _DIFFERENCE = frozenset(("margin", "margins", "diff", "difference", "differences", "minus"))
 """Words in names of columns of differences, chosen minus rejected."""
 _AT_A_TIME = 1000
-
-
-def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
-    """Return the path to write source ``name`` to: none of its ``files``; Parquet if the first is Parquet."""
-    path = local_path(output)
-    own = [local_path(file) for file in files if file]
-    if path.resolve() in [file.resolve() for file in own]:
-        raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
-    endings = (".parquet",) if own and own[0].suffix == ".parquet" else _JSON
-    if not path.name.endswith(endings) or path.is_dir():
-        raise UserError(
-            f"cleaned is {output}, but the pairs of {name} are written to a file ending in "
-            f"{' or '.join(endings)}."
-        )
-    return path
 
 
 def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
@@ -64,8 +47,11 @@ def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
     if flip:
         _announce(names)
     raw = zip(ids, (row for _, row in numbered_rows(train)), strict=True)
-    rows = (exchanged(row, names) if name in flip else row for name, row in raw if name not in drop)
-    return _write_parquet(rows, path, train, flip) if path.suffix == ".parquet" else _write_json(rows, path)
+    kept = (exchanged(row, names) if name in flip else row for name, row in raw if name not in drop)
+    rows = tqdm(kept, desc=path.name, unit="row")
+    return (
+        _write_parquet(rows, path, train, flip) if path.suffix == ".parquet" else write_json_lines(path, rows)
+    )
 
 
 def _check_ids(name: str, there: Iterable[str], asked: set[str]) -> None:
@@ -129,31 +115,11 @@ def _announce(names: list[str]) -> None:
             print(f"{what}: {', '.join(columns)}.")
 
 
-def _write_json(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    count = 0
-    with replacing(path) as temporary:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(temporary, "wt", encoding="utf-8", newline="\n") as file:
-            for row in tqdm(rows, desc=path.name, unit="row"):
-                file.write(_line(row) + "\n")
-                count += 1
-    return count
-
-
-def _line(row: dict[str, Any]) -> str:
-    text = json.dumps(row, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        text = json.dumps(row)
-    return text
-
-
 def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, train: str, flip: set[str]) -> int:
     """Write rows in the types of the file ``train``; both columns of a pair get one that holds both."""
     schema, count = pq.read_schema(local_path(train)), 0
     names = frozenset(schema.names)
-    left = iter(tqdm(rows, desc=path.name, unit="row"))
+    left = iter(rows)
     try:
         if flip:
             other = pa.schema([field.with_name(_partner(field.name, names)) for field in schema])
@@ -172,7 +138,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, train: str, flip:
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
     """Write rows in this package's columns, except empty ones, as JSON Lines; return their number."""
-    return _write_json(map(plain_row, rows), path)
+    return write_json_lines(path, tqdm(map(plain_row, rows), desc=path.name, unit="row"))
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Columns of rows of data, and the checks of their values."""
 
-import hashlib
 import json
 import math
 import re
@@ -19,11 +18,11 @@ from pacmr_lightning.errors import UserError
 from .chat import (
     decode_messages,
     encode_messages,
-    fields_of,
     looks_like_messages,
     messages_of,
     template_options,
 )
+from .sampling import text_hash
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
@@ -199,7 +198,12 @@ class Columns:
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
-                raise UserError(f"{place} {_missing(name, row)}")
+                found = ", ".join(map(repr, row)) or "none"
+                raise UserError(
+                    f"{place} has no {name!r} (columns found: {found}), or its value is null, as an empty "
+                    f"cell of CSV is; rename the column (or --source.columns '{{{name}: ITS_NAME}}' of "
+                    "HubPreferences), write a text, or remove the row."
+                )
         checks = dict.fromkeys(self.responses, _text_or_messages) | {"id": _label} | self.optional
         clean: dict[str, Any] = {
             name: None if row.get(name) is None else read(check, name) for name, check in checks.items()
@@ -219,7 +223,8 @@ class Columns:
         _check_votes(clean, place)
         fields: set[str] = set()
         if lists:
-            fields = fields.union(*(fields_of(clean[name]) for name in texts if clean.get(name)))
+            messages = [m for name in texts if clean.get(name) for m in decode_messages(clean[name])]
+            fields = {field for message in messages for field in message} - {"role", "content"}
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
@@ -245,12 +250,6 @@ class Columns:
                 )
 
 
-def texts_key(*texts: str | None) -> str:
-    """Return a hash of a row's texts, by which rows of two data sets with the same ids differ."""
-    # Different texts may be equal when simply joined, and None differs from an empty prompt.
-    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
-
-
 def _check_votes(clean: dict[str, Any], place: str) -> None:
     both = [clean.get(name) for name in VOTES]
     if (both[0] is None) != (both[1] is None) or both == [0, 0]:
@@ -263,18 +262,6 @@ def _check_votes(clean: dict[str, Any], place: str) -> None:
             f"{place} has the label {TIE!r}, but {both[0]:g} votes_for and {both[1]:g} votes_against; remove "
             "one of the two."
         )
-
-
-def _missing(name: str, row: dict[str, Any]) -> str:
-    if name in row:
-        return (
-            f"has no {name!r}: its value is null (in CSV an empty cell is read so); write a text, or remove "
-            "the row."
-        )
-    return (
-        f"has no {name!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename the column (or "
-        f"--source.columns '{{{name}: ITS_NAME}}' of HubPreferences), or remove the row."
-    )
 
 
 PREFERENCES = Columns(
@@ -334,7 +321,8 @@ def checked(
                 "the row."
             )
         given = [clean[name] for name in ("prompt", *columns.responses)]
-        texts = texts_key(*given)
+        # JSON, as different texts may be equal when simply joined, and None differs from an empty prompt.
+        texts = text_hash(json.dumps(given))
         if clean["id"] is None:
             clean["id"] = f"{texts}-{repeats[texts]}"
             repeats[texts] += 1

@@ -12,10 +12,9 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import TEMPLATE_COLUMNS, Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
-from .augmentation.augmented_prompts import prompt_hash
 from .chat import decode_messages, render
-from .row_values import values_of
-from .sampling import stratified_sample
+from .reading import values_of
+from .sampling import stratified_sample, text_hash
 from .sources import Source
 from .tokenizer import Tokenization, prompt_tokens
 
@@ -53,20 +52,20 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
     # The same messages with other tools are another prompt.
     found: dict[str, EvaluationPrompt] = {}
     if source.prompts is not None:
-        found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
+        found = {text: EvaluationPrompt(text_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
         columns = ("id", "prompt", "chosen", "chat", "reason", *TEMPLATE_COLUMNS)
-        for name, prompt, chosen, chat, reason, tools, kwargs in values_of(rows, *columns):
+        for name, prompt, chosen, chat, reason, *texts in values_of(rows, *columns):
             if reason is None and prompt.strip():
-                texts = dict(zip(TEMPLATE_COLUMNS, (tools, kwargs), strict=True))
-                given = {column: json.loads(text) for column, text in texts.items() if text is not None}
+                parts = zip(TEMPLATE_COLUMNS, texts, strict=True)
+                given = {column: json.loads(text) for column, text in parts if text is not None}
                 answer = decode_messages(chosen)[0] if chat else {}
-                key = prompt + (tools or "") + (kwargs or "")
+                key = "".join([prompt, *filter(None, texts)])
                 found.setdefault(key, EvaluationPrompt(name, prompt, chat, answer, given))
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
-    hashes = [prompt_hash(text) for text in found]
+    hashes = [text_hash(text) for text in found]
     asked, count = count, min(count or len(found), len(found))
     drawn = stratified_sample(hashes, [None] * len(found), count, seed)
     if count < len(found):

@@ -1,18 +1,17 @@
 """Anthropic HH: comparisons of dialogues, and their chosen responses for SFT."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 
-from .columns import PREFERENCES, SFT
-from .hub import SplitRows, convert, load_split
-from .row_values import prompts_of
-from .sources import Completions, Source
+from .columns import PREFERENCES
+from .hub import convert, load_split
+from .reading import values_of
+from .sources import DEFAULT_FRACTION, DEFAULT_SEED, Completions, RowsBySplit, Source, Split, SplitPlaces
 from .split_prompt import ASSISTANT, HUMAN
-from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
 
 SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 
@@ -49,8 +48,7 @@ class AnthropicHH(RowsBySplit, Source):
     ):
         self.path = path
         self.subsets = list(SUBSETS) if subsets is None else subsets
-        wanted: list[str] | list[None] = self.subsets or [None]
-        for name in wanted:
+        for name in self.subsets or [""]:
             if name not in SUBSETS:
                 raise UserError(f"subsets names {name!r}; choose from {', '.join(SUBSETS)}.")
         self.splits = SplitPlaces("train", None, validation_fraction, split_seed)
@@ -58,30 +56,28 @@ class AnthropicHH(RowsBySplit, Source):
 
     def read(self, place: str) -> Dataset:
         """Return the pairs of an upstream split, from all subsets."""
-        parts = [(name, load_split(self.path, place, folder=name)) for name in self.subsets]
-        return convert(parts, PREFERENCES, _pair, self.path, "hh 1")
+        parts = [(load_split(self.path, place, folder=name), partial(_pair, name)) for name in self.subsets]
+        return convert(parts, PREFERENCES, self.path, "hh 1")
 
     # mypy takes a cached property for a read-only one.
     @cached_property
     def prompts(self) -> list[str]:  # type: ignore[override]
         """Distinct prompts of the test split; with ``single_turn`` only those with one human turn."""
-        found = dict.fromkeys(prompt for prompt in prompts_of(self.read("test")) if prompt)
+        rows = values_of(self.read("test"), "prompt", "reason")
+        found = dict.fromkeys(prompt for prompt, reason in rows if reason is None)
         # Each has both marks at least once.
         turns = {prompt: prompt.count(HUMAN) + prompt.count(ASSISTANT) for prompt in found}
         return [prompt for prompt in found if not self.single_turn or turns[prompt] == 2]
 
 
 class HHCompletions(Completions):
-    """Chosen responses of Anthropic HH as demonstrations.
+    """Chosen responses of the pairs of ``AnthropicHH`` as demonstrations.
 
     Args:
         path: Hub id, or a folder in its layout.
         subsets: which of harmless-base, helpful-base, helpful-online and helpful-rejection-sampled.
         validation_fraction: share of the training prompts set aside, in (0, 1), as in ``AnthropicHH``.
         split_seed: which prompts are set aside.
-
-    Raises:
-        UserError: a subset is unknown, or ``validation_fraction`` is outside (0, 1).
     """
 
     name = "Anthropic HH, chosen responses"
@@ -96,16 +92,9 @@ class HHCompletions(Completions):
         self.pairs = AnthropicHH(path, subsets, validation_fraction, split_seed)
 
     def load(self, split: Split) -> Dataset:
-        """Return a split's rows, without pairs whose transcripts differ before the response."""
-        rows = self.pairs.load(split)
-        usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
-        found = SplitRows.of_dataset(self.pairs.path, rows.select(usable, keep_in_memory=True))
-        return convert([("", found)], SFT, _demonstration, self.pairs.path, "hh 2")
+        """Return a split's rows."""
+        return self.pairs.load(split).rename_column("chosen", "completion")
 
 
 def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"chosen": row.get("chosen"), "rejected": row.get("rejected"), "category": part}
-
-
-def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {"id": row["id"], "prompt": row["prompt"], "completion": row["chosen"]}

@@ -24,8 +24,7 @@ from pacmr_lightning.policy.hub_access import locate
 
 from .columns import PREFERENCES, SFT, Columns
 from .reading import arrow_row, column_names, numbered_rows, written_once
-from .sources import Completions, Files, Source
-from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
+from .sources import DEFAULT_FRACTION, Completions, Files, RowsBySplit, Source, SplitPlaces
 
 
 @dataclass(frozen=True)
@@ -127,24 +126,23 @@ def _texts_of_csv(config: CsvConfig, files: Sequence[str]) -> dict[str, Any]:
 
 
 def convert(
-    parts: Sequence[tuple[str, SplitRows]],
+    parts: Sequence[tuple[SplitRows, Callable[[dict[str, Any]], dict[str, Any]]]],
     columns: Columns,
-    row: Callable[[str, dict[str, Any]], dict[str, Any]],
     name: str,
     key: str,
     names: Sequence[str] = (),
 ) -> Dataset:
-    """Return rows that ``row`` makes of a split's, cached once; change ``key`` when its results change.
+    """Return rows that functions make of some splits', cached once; change ``key`` when their results change.
 
     ``names`` are the columns that it needs; none for all.
     """
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        for part, found in parts:
+        for found, row in parts:
             for place, values in found.read(names or found.names):
-                yield place, row(part, values)
+                yield place, row(values)
 
-    return written_once(rows, columns, name, repr([key, *(found.key for _, found in parts)]))
+    return written_once(rows, columns, name, repr([key, *(found.key for found, _ in parts)]))
 
 
 class _HubRows(RowsBySplit):
@@ -204,12 +202,12 @@ class _HubRows(RowsBySplit):
                 )
         others = [name for name in found.names if name not in (*names.values(), *self.known)]
 
-        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
+        def row(values: dict[str, Any]) -> dict[str, Any]:
             unread = {name: values.get(name, "not read") for name in others}
             return unread | {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
 
         key = repr(sorted(names.items()))
-        return convert([(self.path, found)], self.columns, row, self.path, key, list(names.values()))
+        return convert([(found, row)], self.columns, self.path, key, list(names.values()))
 
 
 class HubPreferences(_HubRows, Source):

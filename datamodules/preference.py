@@ -1,6 +1,6 @@
 """The LightningDataModule: source -> tokens -> noise -> pairs held out or ordered -> reference -> batches."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,15 +22,13 @@ from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
 from .evaluation_prompts import EvaluationPrompt, draw_prompts, prompt_loader
-from .noise import AnnotatorNoise, LabelNoise, noise_from_options
-from .row_values import prompts_of
+from .noise.base import LabelNoise, SymmetricNoise
+from .noise.groups import AnnotatorNoise
 from .sampling import stratified_sample
-from .sources import Source
-from .splits import DEFAULT_SEED
+from .sources import DEFAULT_SEED, Source
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares
-from .token_columns import row_bytes, tokens_digest
-from .tokenization import OWN_NUMBERS, Counts, summary_line, token_warnings, tokenize_pairs
-from .tokenized_pairs import TokenizedPairs, check_model
+from .tokenization import NO_AUGMENTED_PROMPT, OWN_NUMBERS, summary_line, token_warnings, tokenize_pairs
+from .tokenized_pairs import TokenizedPairs, check_model, row_bytes, tokens_digest
 from .tokenizer import Tokenization, load_tokenizer
 
 _TEXTS = "texts of the training pairs"
@@ -57,16 +55,14 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             meta-batches.
         meta_batch_size: pairs of a meta-batch, over all ranks.
         noise_rate: probability that a training label is flipped, in [0, 1): short for ``SymmetricNoise``.
-        noise_rates: two probabilities instead, for pairs whose first and whose second response is the chosen
-            one, in an order independent of the labels: short for ``TwoRateNoise``.
         noise: any kind of noise instead.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         task: a name for the run's folder and summary.
         clean_meta: a source whose training pairs have clean labels, for meta-batches of those instead of
-            augmented training pairs (the weighting's outer objective has to fit).
-        hold_out_clean_meta: leave pairs of ``clean_meta`` out of training, by id.
+            augmented training pairs (the weighting's outer objective has to fit). Training leaves these pairs
+            out, by id.
         augmentations: Parquet file of ``pacmr augment``, whose prompts' pairs are then those of meta-batches;
             read where meta-batches are training pairs under augmented prompts.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
@@ -94,14 +90,12 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         meta_every: int | None = None,
         meta_batch_size: int = 64,
         noise_rate: float = 0.0,
-        noise_rates: list[float] | None = None,
         noise: LabelNoise | None = None,
         noise_seed: int = 42,
         seed: int = 42,
         num_workers: int = 0,
         task: str = "preferences",
         clean_meta: Source | None = None,
-        hold_out_clean_meta: bool = True,
         augmentations: str | None = None,
         reference: Literal["live", "cached"] = "live",
         predict_prompts: int | None = 800,
@@ -123,8 +117,6 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 f"clean_meta is {clean_meta.name}, but the weighting has no meta-batch; give one that "
                 "has (VNetWeighting with CleanPreference), or remove clean_meta."
             )
-        if clean_meta is None and not hold_out_clean_meta:
-            raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
         check_within("(0, 1]", curriculum_share=curriculum_share)
         if curriculum is None and curriculum_share != 0.5:
             raise UserError(
@@ -141,17 +133,18 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.validation_batch_size = validation_batch_size
         self.meta_every = meta_every
         self.meta_batch_size = meta_batch_size
-        self.noise = noise = noise_from_options(noise, noise_rate, noise_rates)
+        if noise is not None and noise_rate:
+            raise UserError("noise_rate and noise are given together; take out one of them.")
+        self.noise = noise = SymmetricNoise(noise_rate) if noise_rate else noise
         self.uniform_noise = noise is None or noise.rate is not None
         """True if all pairs have the same flip probability."""
-        self.noise_rate = noise_rate if noise is None or noise.rate is None else noise.rate
+        self.noise_rate = 0.0 if noise is None or noise.rate is None else noise.rate
         """That probability; otherwise the share of flipped pairs after ``setup("fit")``."""
         self.noise_seed = noise_seed
         self.seed = seed
         self.num_workers = num_workers
         self.task = task
         self.clean_meta = clean_meta
-        self.hold_out_clean_meta = hold_out_clean_meta
         self.augmentations = augmentations
         self.reference = reference
         self.predict_prompts = predict_prompts
@@ -174,7 +167,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         """Kept pairs after ``setup``, as the following two."""
         self.train_pairs: TokenizedPairs | None = None
         self.validation_pairs: TokenizedPairs | None = None
-        self._filled: dict[str, tuple[Dataset, Dataset, Counts]] = {}
+        self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
         self._said: set[str] = set()
 
     @cached_property
@@ -218,7 +211,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
 
-    def _read(self, split: str) -> tuple[Dataset, Dataset, Counts]:
+    def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         if split in self._filled:
             return self._filled.pop(split)
         if split == "clean_meta":
@@ -230,18 +223,13 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
-            own: list[tuple[str, Set[str] | None, Iterable[str]]] = [
-                ("prompt", views.prompts.keys(), prompts_of(found)),
-                ("pair", views.pairs, found["id"][:]),
-            ]
-            for what, known, there in own:
-                if known is not None and known.isdisjoint(there):
-                    raise UserError(
-                        f"augmentations is {self.augmentations}, but none of its {len(known)} {what}s is a "
-                        f"training {what} of {self.source.name}; write augmented prompts for these "
-                        "with pacmr augment."
-                    )
-        return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views, self.tokenization)
+        rows, counts = tokenize_pairs(found, self.tokenizer, self.max_length, views, self.tokenization)
+        if views is not None and counts[NO_AUGMENTED_PROMPT] == len(rows):
+            raise UserError(
+                f"augmentations is {self.augmentations}, but none of its prompts augments a training pair of "
+                f"{self.source.name}; write augmented prompts for these with pacmr augment."
+            )
+        return found, rows, counts
 
     @property
     def _rewords(self) -> bool:
@@ -249,7 +237,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
 
     def _pairs_as_found(self, split: str, name: str) -> TokenizedPairs:
         found, rows, counts = self._read(split)
-        self._announce(name, split, found, counts)
+        self._announce(name, split, found, rows, counts)
         return TokenizedPairs(rows, self.tokenizer.pad_token_id)
 
     def _sampled(self, pairs: TokenizedPairs) -> TokenizedPairs:
@@ -287,7 +275,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         # The reference cache covers all pairs, so that runs with and without held-out pairs share it.
         self._all_train_pairs = pairs = TokenizedPairs(rows, self.tokenizer.pad_token_id, swapped, who)
         self._kept = list(range(len(pairs)))
-        if self.clean_pairs is not None and self.hold_out_clean_meta:
+        if self.clean_pairs is not None:
             held_out = set(self.clean_pairs.rows["id"][:])
             self._check_held_out(rows, held_out.intersection(ids))
             self._kept = [i for i, name in enumerate(ids) if name not in held_out]
@@ -299,7 +287,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
-        self._announce(self.source.name, "train", found, counts)
+        self._announce(self.source.name, "train", found, rows, counts)
         return pairs
 
     def _check_held_out(self, rows: Dataset, shared: set[str]) -> None:
@@ -310,13 +298,13 @@ class PreferenceDataModule(Recorded, LightningDataModule):
             raise UserError(
                 f"clean_meta has the id {other[0]!r} of a training pair with other texts ({len(other)} of "
                 f"{len(shared)} common ids), so it cannot be held out; give clean pairs of these data, or "
-                "set data.hold_out_clean_meta false."
+                "other ids."
             )
 
-    def _announce(self, name: str, split: str, found: Dataset, counts: Counts) -> None:
+    def _announce(self, name: str, split: str, found: Dataset, rows: Dataset, counts: dict[str, int]) -> None:
         self.counts[split] = counts
         rank_zero_info(summary_line(name, split, counts))
-        for sentence in token_warnings(self.tokenizer, found, counts, f"{name}, {split}"):
+        for sentence in token_warnings(self.tokenizer, found, rows, f"{name}, {split}"):
             if sentence not in self._said:
                 rank_zero_info(sentence)
             self._said.add(sentence)
@@ -352,16 +340,13 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.check_model(policy)
         if self.reference == "live":
             return
-        assert self.trainer is not None and self.train_pairs is not None
-        rank, world_size = self._ranks
-        barrier = self.trainer.strategy.barrier
-        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "barrier": barrier}
-        everything = self._all_train_pairs
-        self.train_pairs.reference = everything.reference_log_probs(policy, **options)[self._kept]
+        assert self.train_pairs is not None
+        everything, trainer = self._all_train_pairs, self.trainer
+        self.train_pairs.reference = everything.reference_log_probs(policy, trainer=trainer)[self._kept]
         if self.clean_pairs is not None:
-            self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, **options)
+            self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, trainer=trainer)
         elif self.meta_every is not None:
-            found = everything.reference_log_probs(policy, augmented=True, **options)
+            found = everything.reference_log_probs(policy, augmented=True, trainer=trainer)
             self.train_pairs.augmented_reference = found[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:

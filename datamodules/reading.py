@@ -1,6 +1,5 @@
-"""Preference pairs and SFT rows of JSON Lines and Parquet files, checked and kept in datasets' cache."""
+"""Preference pairs and SFT rows of files, checked and kept in datasets' cache, and their values."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -15,15 +14,18 @@ from datasets.exceptions import DatasetGenerationError
 from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError, first_line, user_error
+from pacmr_lightning.evaluation.answer_store import content_key
+from pacmr_lightning.evaluation.conversation import message_text
 from pacmr_lightning.files import content_digest, local_path, read_json_lines
 
-from .columns import PREFERENCES, SFT, Columns, checked
+from .chat import decode_messages
+from .columns import PREFERENCES, Columns, checked
 
 _LAYOUT = 11
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
-_JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
-_ENDINGS = (*_JSON_ENDINGS, ".parquet")
+JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+_ENDINGS = (*JSON_ENDINGS, ".parquet")
 
 
 def read_preferences(path: str | Path) -> Dataset:
@@ -37,22 +39,18 @@ def read_preferences(path: str | Path) -> Dataset:
         ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``votes_for``,
         ``votes_against``, ``weight`` and ``p_right`` (floats), ``label`` ("tie", "chosen" or None for any
         other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. Prompt and responses
-        are split (``prompts.split_row``), also where the prompt is implicit; where that fails, ``reason``
+        are split (``split_row``), also where the prompt is implicit; where that fails, ``reason``
         says why. If ``chat`` is true, the texts are chat messages as JSON, a response a list of one. A
         missing id is a hash of prompt and responses as given, with a counter for repeated rows.
 
     Raises:
         UserError: the file is missing, unreadable or empty, or a row is wrong; with file and line or row.
     """
-    return _read(path, PREFERENCES)
+    return read_rows(path, PREFERENCES)
 
 
-def read_sft(path: str | Path) -> Dataset:
-    """Return demonstrations: ``id, prompt, completion, chat``; otherwise as ``read_preferences``."""
-    return _read(path, SFT)
-
-
-def _read(path: str | Path, columns: Columns) -> Dataset:
+def read_rows(path: str | Path, columns: Columns) -> Dataset:
+    """Return the rows of a file as ``read_preferences`` does, with other columns."""
     path = _checked_path(path)
     # The path is part of the key because messages name it.
     key = f"{path.resolve()}:{content_digest(path)}"
@@ -84,7 +82,7 @@ def written_once(
             lambda: checked(numbered, columns, name),
             features=columns.features,
             # The default hash of a pickled function differs between Python versions.
-            fingerprint=hashlib.sha256(f"{columns.kind}:{_LAYOUT}:{key}".encode()).hexdigest()[:16],
+            fingerprint=content_key(columns.kind, _LAYOUT, key)[:16],
         )
     except DatasetGenerationError as error:
         cause = user_error(error)
@@ -174,3 +172,34 @@ def _unreadable(path: str | Path, error: Exception, place: str = "") -> UserErro
     return UserError(
         f"{path} cannot be read as Parquet{place} ({first_line(error)}); fetch or write it again."
     )
+
+
+def values_of(rows: Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns row by row, read in batches for speed and memory."""
+    for batch in rows.select_columns(list(names)).iter(batch_size=1000):
+        yield from zip(*(batch[name] for name in names), strict=True)
+
+
+def response_text(response: str, chat: bool) -> str:
+    """Return a response of a row as a text: of a chat message its content, and its other fields as JSON."""
+    return message_text(decode_messages(response)[0]) if chat else response
+
+
+def response_texts(rows: Dataset) -> Iterator[tuple[str, str]]:
+    """Yield both responses of pairs as texts; unusable rows have empty ones."""
+    for *sides, chat, reason in values_of(rows, "chosen", "rejected", "chat", "reason"):
+        chosen, rejected = (response_text(side, chat) if reason is None else "" for side in sides)
+        yield chosen, rejected
+
+
+def readable_texts(rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Prompt, chosen and rejected of usable pairs as a person reads them, labels as found, by their ids."""
+    places = {name: i for i, name in enumerate(rows["id"][:])}
+    # One read of them all: a row at a time takes several times as long.
+    found = rows.select([places[name] for name in ids]).to_dict()
+    columns = (found[name] for name in ("prompt", "chosen", "rejected", "chat", "tools"))
+    for said, chosen, rejected, chat, tools in zip(*columns, strict=True):
+        if chat:
+            said = "\n\n".join(f"{m['role']}: {message_text(m)}" for m in decode_messages(said))
+            said = f"tools: {tools}\n\n{said}" if tools else said
+        yield said, response_text(chosen, chat), response_text(rejected, chat)

@@ -1,11 +1,22 @@
-"""Stratified samples, the same rows for the same seed."""
+"""Draws of rows by the hash of a text and a seed: splits, samples and label noise."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 
 from pacmr_lightning.errors import UserError
 
-from .hashing import unit_hash
+
+def unit_hash(text: str, seed: int) -> float:
+    """Return a number in [0, 1) that depends only on ``text`` and ``seed``: 53 bits of BLAKE2b."""
+    digest = hashlib.blake2b(f"{seed}:{text}".encode(), digest_size=8).digest()
+    # 64 bits could round up to 1.0; a float holds 53 exactly.
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def text_hash(text: str) -> str:
+    """Return 16 hexadecimal digits of BLAKE2b."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def stratified_sample(

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
+from pacmr_lightning.policy.limits import check_tokens
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader
-from .token_columns import check_readable, row_lengths, tokens_digest
-from .tokenization import Counts, summary_line, token_warnings, tokenize_completions
-from .tokenizer import Tokenization, load_tokenizer
-from .train_tokenizer import train_tokenizer
+from .tokenization import summary_line, token_warnings, tokenize_completions
+from .tokenized_pairs import largest_token, part_lengths, tokens_digest
+from .tokenizer import Tokenization, load_tokenizer, train_tokenizer
 
 _COLUMNS = ("prompt_ids", "completion_ids")
 
@@ -86,7 +86,6 @@ class SFTDataModule(LightningDataModule):
         self.task = task
         self.counts: dict[str, dict[str, int]] = {}
         """After ``setup``, by split: ``rows``, ``kept``, and dropped rows by reason."""
-        self._rows: dict[str, Dataset] = {}
         self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
     @cached_property
@@ -103,24 +102,23 @@ class SFTDataModule(LightningDataModule):
         return train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
 
     @cached_property
-    def _tokenized(self) -> dict[str, tuple[Dataset, Counts]]:
-        return {
-            split: tokenize_completions(texts, self.tokenizer, self.max_length, self.tokenization)
-            for split, texts in self._texts.items()
-        }
+    def _rows(self) -> dict[str, Dataset]:
+        rows, options = {}, (self.tokenizer, self.max_length, self.tokenization)
+        for split, texts in self._texts.items():
+            rows[split], self.counts[split] = tokenize_completions(texts, *options)
+        return rows
 
     def prepare_data(self) -> None:
         """Fill datasets' caches from one process, so that the others read them."""
-        assert self._tokenized
+        assert self._rows
 
     def setup(self, stage: str) -> None:
         """Read and tokenize both splits."""
         name = self.source.name
         warnings: list[str] = []
-        for split, (rows, counts) in self._tokenized.items():
-            self._rows[split], self.counts[split] = rows, counts
-            rank_zero_info(summary_line(name, split, counts, "rows"))
-            warnings += token_warnings(self.tokenizer, self._texts[split], counts, f"{name}, {split}")
+        for split, rows in self._rows.items():
+            rank_zero_info(summary_line(name, split, self.counts[split], "rows"))
+            warnings += token_warnings(self.tokenizer, self._texts[split], rows, f"{name}, {split}")
         for sentence in dict.fromkeys(warnings):
             rank_zero_info(sentence)
         if stage == TrainerFn.FITTING:
@@ -131,11 +129,11 @@ class SFTDataModule(LightningDataModule):
         ranks, rows = self.trainer.world_size, len(self._rows["train"])
         size, left = self.batch_size * ranks, len(self._rows["validation"]) % ranks
         last = rows % size
-        whole = f"An epoch: {-(-rows // size)} batches of {size} rows"
-        parts = [f"the last has {last} rows"] * (last > 0)
+        parts = [f"An epoch: {-(-rows // size)} batches of {size} rows"]
+        parts += [f"the last has {last} rows"] * (last > 0)
         parts += [f"{-rows % ranks} rows come twice, for {ranks} processes"] * (rows % ranks > 0)
         parts += [f"{left} validation rows are left out"] * (left > 0)
-        return f"{'; '.join([whole, *parts])}."
+        return f"{'; '.join(parts)}."
 
     def fit_options(self) -> dict[str, Any]:
         """Return the options and the hash that determine the rows of a step."""
@@ -184,22 +182,19 @@ class SFTDataModule(LightningDataModule):
     def check_model(self, name: str, model: PreTrainedModel) -> None:
         """Raise a UserError if a model has too few positions or embeddings for the rows."""
         for rows in self._rows.values():
-            check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
-
-    @cached_property
-    def _response_tokens(self) -> np.ndarray:
-        return row_lengths(self._rows["train"], "completion_ids")
+            largest = max(self.tokenizer.pad_token_id, largest_token(rows, *_COLUMNS))
+            check_tokens(name, model, part_lengths(rows, *_COLUMNS).sum(0), largest)
 
     def update_tokens(self, batch: int) -> int:
         """Return the response tokens, over all ranks, of the update with the epoch's batch ``batch``."""
         assert self.trainer is not None
         epoch, every = self.trainer.current_epoch, self.trainer.accumulate_grad_batches
         if self._epoch_tokens[0] != epoch:
-            totals = []
+            totals, [tokens] = [], part_lengths(self._rows["train"], "completion_ids")
             for rank in range(self.trainer.world_size):
                 sampler = self._sampler("train", True, rank, lambda: 0)
                 sampler.set_epoch(epoch)
-                own = self._response_tokens[list(sampler)]
+                own = tokens[list(sampler)]
                 totals.append(np.add.reduceat(own, np.arange(0, len(own), self.batch_size)))
             self._epoch_tokens = (epoch, np.sum(totals, axis=0))
         first = batch - batch % every

@@ -2,21 +2,84 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.errors import UserError, check_at_least, check_within
+from pacmr_lightning.files import local_path
 from pacmr_lightning.recorded import Recorded
 
-from ..evaluation.reward_function import RewardFunction
 from .chat import looks_like_messages
-from .cleaned import check_output, clean_file, clean_rows
-from .columns import PREFERENCES, SFT
-from .reading import made_once, numbered_rows, read_preferences, read_sft
-from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
+from .cleaned import clean_file, clean_rows
+from .columns import PREFERENCES, SFT, Columns
+from .reading import JSON_ENDINGS, made_once, numbered_rows, read_preferences, read_rows, values_of
+from .sampling import unit_hash
+
+Split = Literal["train", "validation"]
+DEFAULT_FRACTION = 0.05
+DEFAULT_SEED = 42
+
+
+@dataclass(frozen=True)
+class SplitPlaces:
+    """Places of the training and validation rows."""
+
+    train: str
+    """A file, or a split of a dataset."""
+    validation: str | None
+    """Likewise; None sets some training prompts aside."""
+    fraction: float = DEFAULT_FRACTION
+    """Share of the prompts that is set aside without a validation place, in (0, 1)."""
+    seed: int = DEFAULT_SEED
+
+    def __post_init__(self) -> None:
+        check_within("(0, 1)", ", such as 0.05", validation_fraction=self.fraction)
+        if self.validation is not None and self.fraction != DEFAULT_FRACTION:
+            raise UserError(
+                f"validation_fraction is {self.fraction}, but it has no effect beside the validation rows of "
+                f"{self.validation}; leave one of them out."
+            )
+
+
+class RowsBySplit(ABC):
+    """Base class of sources with rows in ``splits``; all rows of a prompt are in the same split."""
+
+    columns: Columns
+    splits: SplitPlaces
+
+    @abstractmethod
+    def read(self, place: str) -> Dataset:
+        """Return all rows of a place; raise a UserError if they cannot be read."""
+
+    def load_all(self) -> Dataset:
+        """Return all training rows, also those set aside for validation."""
+        return self.read(self.splits.train)
+
+    def load(self, split: Split) -> Dataset:
+        """Return the split's rows; raise a UserError if none is left."""
+        rows = self.read((split == "validation" and self.splits.validation) or self.splits.train)
+        if self.splits.validation is not None:
+            return rows
+        # One prompt at a time, as all of them may not fit into memory.
+        prompts = (prompt if why is None else "" for prompt, why in values_of(rows, "prompt", "reason"))
+        found = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts])
+        is_validation = found < self.splits.fraction
+        kept = np.flatnonzero(is_validation == (split == "validation"))
+        if not len(kept):
+            distinct, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
+            other = f"{change} --data.source.validation_fraction, or " if distinct > 1 else ""
+            raise UserError(
+                f"No {split} rows are left of {self.splits.train} at validation_fraction "
+                f"{self.splits.fraction}, by which its {distinct:,} distinct prompts are split; {other}give "
+                "--data.source.validation FILE."
+            )
+        return rows.select(kept, keep_in_memory=True)
 
 
 class Source(Recorded, ABC):
@@ -47,9 +110,21 @@ class Source(Recorded, ABC):
     cleaned_name = "cleaned.jsonl"
     """Name of an audit's cleaned file where none is given."""
 
+    files: tuple[str, ...] = ()
+    """Own files, which are not written to; a cleaned file has the format of the first."""
+
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
-        return check_output(self.name, output)
+        path, own = local_path(output), [local_path(file) for file in self.files]
+        if path.resolve() in [file.resolve() for file in own]:
+            raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
+        endings = (".parquet",) if own and own[0].suffix == ".parquet" else JSON_ENDINGS
+        if not path.name.endswith(endings) or path.is_dir():
+            raise UserError(
+                f"cleaned is {output}, but the pairs of {self.name} are written to a file ending in "
+                f"{' or '.join(endings)}."
+            )
+        return path
 
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
         """Write the rows of ``load_all``, some dropped and some with the label swapped; return their number.
@@ -71,7 +146,8 @@ class Files(RowsBySplit, Source):
         validation: file with the validation pairs. None: some prompts of the training file are set aside.
         validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all pairs of
             a prompt fall on the same side.
-        reward: source of the labels, if known, a class of your own by its import path.
+        reward: r(prompt, response) that the labels come from, if known: a function or a class with
+            ``__call__`` of your own, by its import path.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
@@ -84,20 +160,17 @@ class Files(RowsBySplit, Source):
         train: str,
         validation: str | None = None,
         validation_fraction: float = DEFAULT_FRACTION,
-        reward: RewardFunction | None = None,
+        reward: Callable[[str, str], float] | None = None,
     ):
         self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
+        self.files = (train, *([validation] if validation else []))
         self.cleaned_name = "cleaned.parquet" if self.name.endswith(".parquet") else "cleaned.jsonl"
         self.gold_reward = reward
 
     def read(self, place: str) -> Dataset:
         """Return the rows of a file."""
         return read_preferences(place)
-
-    def check_output(self, output: str) -> Path:
-        """Return the path to write to: of the same format, and no file of the source."""
-        return check_output(self.name, output, (self.splits.train, self.splits.validation))
 
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
         """Write the training file again in its own columns, with rows that training did not use."""
@@ -140,9 +213,6 @@ class EmbeddedWorld(Source):
         seed: seed of the gold rewards and of the pairs.
         pairs_seed: seed of other training pairs with the same gold reward; validation pairs and prompts stay.
             None: ``seed``.
-
-    Raises:
-        UserError: a number of pairs is below 1.
     """
 
     name = "synthetic benchmark"
@@ -172,7 +242,7 @@ class Completions(ABC):
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Return the rows of a split, as ``reading.read_sft`` does."""
+        """Return the rows of a split, as ``reading.read_rows`` does with ``columns.SFT``."""
 
 
 class CompletionFiles(RowsBySplit, Completions):
@@ -183,9 +253,6 @@ class CompletionFiles(RowsBySplit, Completions):
         validation: file with the validation rows. None: some prompts of the training file are set aside.
         validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all rows of
             a prompt fall on the same side.
-
-    Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
     """
 
     columns = SFT
@@ -198,7 +265,7 @@ class CompletionFiles(RowsBySplit, Completions):
 
     def read(self, place: str) -> Dataset:
         """Return the rows of a file."""
-        return read_sft(place)
+        return read_rows(place, SFT)
 
 
 class WorldCompletions(Completions):
@@ -209,9 +276,6 @@ class WorldCompletions(Completions):
         validation_rows: number of validation rows, at least 1.
         best_of: random responses of which the best is shown, at least 1.
         seed: seed of the gold rewards and of the rows; use that of the preference pairs.
-
-    Raises:
-        UserError: a number is below 1, or the seed is negative.
     """
 
     name = "synthetic benchmark"

@@ -156,15 +156,11 @@ class RankSteps(DistributedSampler[int]):
     def __init__(self, length: int, first_step: Callable[[], int]):
         # Any sequence works, but torch's types name a Dataset.
         super().__init__(range(length), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
-        self.length = length
         self.first_step = first_step
-
-    def __len__(self) -> int:
-        return self.length
 
     def __iter__(self) -> Iterator[int]:
         start = self.first_step()
-        return iter(range(start, start + self.length))
+        return iter(range(start, start + len(self)))
 
 
 class RemainingRows(DistributedSampler[int]):

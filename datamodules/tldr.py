@@ -8,8 +8,7 @@ from datasets import Dataset
 
 from .columns import PREFERENCES, SFT
 from .hub import convert, load_split
-from .sources import Completions, Source
-from .splits import RowsBySplit, SplitPlaces
+from .sources import Completions, RowsBySplit, Source, SplitPlaces
 
 _POST = re.compile(
     r"SUBREDDIT: (?P<subreddit>[^\n]*)\s+TITLE: (?P<title>[^\n]*)\s+POST: (?P<post>.*?)\s*TL;DR:\s*",
@@ -46,8 +45,7 @@ class TLDR(RowsBySplit, Source):
 
     def read(self, place: str) -> Dataset:
         """Return the pairs of an upstream split."""
-        parts = [(f"{self.path} {place}", load_split(self.path, place))]
-        return convert(parts, PREFERENCES, _pair, self.path, "tldr 1")
+        return convert([(load_split(self.path, place), _pair)], PREFERENCES, self.path, "tldr 1")
 
     # mypy takes a cached property for a read-only one.
     @cached_property
@@ -77,17 +75,16 @@ class TLDRCompletions(RowsBySplit, Completions):
 
     def read(self, place: str) -> Dataset:
         """Return the rows of an upstream split."""
-        parts = [(f"{self.path} {place}", load_split(self.path, place))]
-        return convert(parts, SFT, _demonstration, self.path, "tldr 1")
+        return convert([(load_split(self.path, place), _demonstration)], SFT, self.path, "tldr 1")
 
 
-def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
+def _pair(row: dict[str, Any]) -> dict[str, Any]:
     prompt, subreddit = _frame(row.get("prompt"))
     sides = {side: _summary(row.get(side)) for side in ("chosen", "rejected")}
     return {"prompt": prompt, "category": subreddit} | sides
 
 
-def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
+def _demonstration(row: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": _frame(row.get("prompt"))[0], "completion": _summary(row.get("label"))}
 
 

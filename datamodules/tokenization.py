@@ -1,10 +1,8 @@
 """Token ids of rows; unusable rows are dropped. Label noise comes later, in the batches."""
 
-import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,24 +11,24 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.policy.chat_template import template_warnings
 
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
+from .augmentation.structure import texts_of, with_texts
 from .chat import (
     Rendered,
     decode_messages,
-    encode_messages,
     render,
-    say_what_the_template_leaves_out,
     template_options,
 )
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
-from .row_values import response_text
+from .reading import response_text
 from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
-from .tokenizer import LEAST, Tokenization, cut, prompt_tokens, response_tokens, tokenizer_digest
+from .tokenizer import LEAST, Tokenization, prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 13
+_LAYOUT = 14
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 _EMPTY = {1: "empty completion", 2: "empty response"}
@@ -58,18 +56,6 @@ SPECIAL = "special tokens"
 """Count of kept rows with a special token of the tokenizer inside of a text."""
 CUT = "cut responses"
 """Count of kept rows with a response that ``max_length`` cuts, by OpenRLHF's rules."""
-ODDITIES = (CHANGED, TWO_BOS, SPECIAL, CUT)
-"""Oddities of a kept row's tokens."""
-
-
-class Counts(dict[str, int]):
-    """Counts of rows; ``examples`` has the id of a row with each oddity."""
-
-    def __init__(self, counts: Iterable[tuple[str, int]] = (), examples: dict[str, str] | None = None):
-        super().__init__(counts)
-        self.examples = examples or {}
-
-
 OWN_NUMBERS = ("eta", *VOTES, "weight", "p_right")
 """Numbers of rows, None where missing."""
 
@@ -92,7 +78,7 @@ _PAIRS = Features(
         **_FOUND,
     }
 )
-_COMPLETIONS = Features({"prompt_ids": _TOKENS, "completion_ids": _TOKENS, **_FOUND})
+_COMPLETIONS = Features({"id": Value("string"), "prompt_ids": _TOKENS, "completion_ids": _TOKENS, **_FOUND})
 
 
 def tokenize_pairs(
@@ -101,27 +87,27 @@ def tokenize_pairs(
     max_length: int,
     augmentations: Augmentations | None = None,
     tokenization: Tokenization = "default",
-) -> tuple[Dataset, Counts]:
+) -> tuple[Dataset, dict[str, int]]:
     """Return the pairs that can be trained on as token ids, and counts.
 
     ``texts`` is a hash of prompt and responses as found. Responses end in EOS, and ``augmented_ids`` are
-    empty where ``has_augmented_prompt`` is false; ``by_rules`` marks those that rules made.
-    ``flipped`` (1, 0, or -1 if unknown) and ``OWN_NUMBERS`` refer to the label as found, and a tie is half a
-    vote for and half a vote against it. The counts are ``rows``,
-    ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
-    the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
+    empty where ``has_augmented_prompt`` is false; ``by_rules`` marks those that rules made. ``flipped`` (1,
+    0, or -1 if unknown) and ``OWN_NUMBERS`` refer to the label as found, and a tie is half a vote for and
+    half a vote against it. ``odd`` lists what is odd about a row's tokens.
+
+    The counts are ``rows``, ``kept``, each of ``REASONS``, oddities, and ``NO_AUGMENTED_PROMPT``. Without
+    ``augmentations``, the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
     """
-    given = None
+    given: tuple[Any, ...] = ()
     if augmentations is not None:
-        sets = (augmentations.pairs or (), augmentations.by_rules)
-        given = [sorted(augmentations.prompts.items()), *map(sorted, sets)]
+        given = (augmentations.prompts.items(), augmentations.pairs or (), augmentations.by_rules)
     tokenized, counts = _tokenize(
         "pairs",
         rows,
         {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization},
         partial(_tokenize_pairs, augmentations=augmentations),
         _PAIRS,
-        [rewording.VERSION, given],
+        [rewording.VERSION, *map(sorted, given)],
     )
     counts[NO_AUGMENTED_PROMPT] = sum(not view for view in tokenized["has_augmented_prompt"][:])
     return tokenized, counts
@@ -132,7 +118,7 @@ def tokenize_completions(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     tokenization: Tokenization = "default",
-) -> tuple[Dataset, Counts]:
+) -> tuple[Dataset, dict[str, int]]:
     """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (EOS at the end), and counts."""
     options = {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization}
     return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
@@ -145,9 +131,8 @@ def _tokenize(
     batch: Callable[..., dict[str, list[Any]]],
     features: Features,
     key: list[Any],
-) -> tuple[Dataset, Counts]:
+) -> tuple[Dataset, dict[str, int]]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
-    say_what_the_template_leaves_out(tokenizer, rows)
     rules = [max_length, options["tokenization"]]
     state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), *rules, *key]
     tokenized = rows.map(
@@ -157,7 +142,7 @@ def _tokenize(
         remove_columns=rows.column_names,
         features=features,
         # A pickled tokenizer changes with use and between processes.
-        new_fingerprint=hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16],
+        new_fingerprint=content_key(*state)[:16],
         desc="Tokenizing",
     )
     reasons = tokenized["drop"][:]
@@ -170,23 +155,8 @@ def _tokenize(
             f"max_length or give other {noun}."
         )
     kept = [i for i, reason in enumerate(reasons) if reason is None]
-    tokenized = tokenized.select(kept, keep_in_memory=True)
-    examples: dict[str, str] = {}
-    ids = rows["id"][:]
-    for i, found in zip(kept, tokenized["odd"][:], strict=True):
-        for name in found:
-            counts[name] = counts.get(name, 0) + 1
-            examples.setdefault(name, ids[i])
-    return tokenized.remove_columns([*_FOUND]), Counts(counts.items(), examples)
-
-
-def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
-    """Return the pairs whose prompt and longer response have at least ``min_length`` tokens."""
-
-    def enough(prompt: list[int], chosen: list[int], rejected: list[int]) -> bool:
-        return len(prompt) + max(len(chosen), len(rejected)) >= min_length
-
-    return pairs.filter(enough, input_columns=["prompt_ids", "chosen_ids", "rejected_ids"])
+    tokenized = tokenized.select(kept, keep_in_memory=True).remove_columns("drop")
+    return tokenized, counts | Counter(name for found in tokenized["odd"][:] for name in found)
 
 
 def _tokenize_rows(
@@ -201,7 +171,9 @@ def _tokenize_rows(
 
     ``view_ids`` are those of ``views``, augmented prompts.
     """
-    count, special = len(columns.responses), _special_tokens(tokenizer)
+    count = len(columns.responses)
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
     texts: list[list[Rendered]] = []
     found: list[tuple[str | None, bool]] = []
     given = (rows[name] for name in ("reason", "chat", "prompt", *columns.responses))
@@ -236,7 +208,8 @@ def _tokenize_rows(
         room = [max(least, max_length - len(prompt_ids)) for prompt_ids in ids] * count
         long = [len(answer) > most for answer, most in zip(encoded, room, strict=True)]
         cuts = [any(long[row :: len(texts)]) for row in range(len(texts))]
-        encoded = [cut(answer, most, eos) for answer, most in zip(encoded, room, strict=True)]
+        # OpenRLHF overwrites the last token with EOS.
+        encoded = [[*answer[:most][:-1], eos] for answer, most in zip(encoded, room, strict=True)]
     responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
@@ -251,11 +224,6 @@ def _tokenize_rows(
     return out
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
-
-
 def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     return map(template_options, rows["tools"], rows["chat_template_kwargs"])
 
@@ -266,7 +234,7 @@ def _tokenize_completions(
     max_length: int,
     tokenization: Tokenization,
 ) -> dict[str, list[Any]]:
-    out = _tokenize_rows(SFT, rows, tokenizer, max_length, tokenization)
+    out = _tokenize_rows(SFT, rows, tokenizer, max_length, tokenization) | {"id": rows["id"]}
     return {name: out[name] for name in _COMPLETIONS}
 
 
@@ -329,36 +297,37 @@ def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int,
 
 @lru_cache(maxsize=1000)
 def _reworded(prompt: str, chat: bool) -> str:
-    if not chat:
-        return rewording.reword(prompt)
-    messages = decode_messages(prompt)
-    asked = [m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m for m in messages]
-    return encode_messages(asked)
+    return with_texts(prompt, chat, [rewording.reword(text) for text in texts_of(prompt, chat)])
 
 
 def token_warnings(
-    tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: Counts, place: str
+    tokenizer: PreTrainedTokenizerBase, rows: Dataset, tokens: Dataset, place: str
 ) -> Iterator[str]:
-    """Yield a sentence for each oddity of the tokens of a split, which it calls ``place``."""
+    """Yield a sentence for each oddity of the tokens of a split's rows, which it calls ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
-    if CHANGED in counts:
-        yield (
-            f"{place}: the chat template changes or leaves out a text of the messages in {counts[CHANGED]} "
-            f"of {counts['kept']} rows ({counts.examples[CHANGED]} for one), so the model learns what the "
-            "template writes; change the rows, or take another template."
-        )
-    if SPECIAL in counts:
-        yield (
-            f"{place}: {counts[SPECIAL]} of {counts['kept']} rows have a special token, such as "
-            f"{tokenizer.eos_token}, inside of a text ({counts.examples[SPECIAL]} for one), which is read as "
-            "that token; take it out of the texts."
-        )
-    if TWO_BOS in counts:
-        yield (
-            f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with BOS ({tokenizer.bos_token}) "
-            f"twice ({counts.examples[TWO_BOS]} for one); take it out of the texts."
-        )
+        found = rows.data.column("template_fields").unique().to_pylist()
+        fields = {field for names in found if names for field in names.split()}
+        template = str(tokenizer.chat_template)
+        if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
+            name = repr(tokenizer.name_or_path)
+            yield f"The chat template of {name} does not read {', '.join(unread)} of the rows."
+    sentences = {
+        CHANGED: (
+            "the chat template changes or leaves out a text of the messages in {0} rows ({1} for one), so "
+            "the model learns what the template writes; change the rows, or take another template."
+        ),
+        SPECIAL: (
+            "{0} rows have a special token, such as {2.eos_token}, inside of a text ({1} for one), which is "
+            "read as that token; take it out of the texts."
+        ),
+        TWO_BOS: "{0} prompts begin with BOS ({2.bos_token}) twice ({1} for one); take it out of the texts.",
+    }
+    odd = list(zip(tokens["id"][:], tokens["odd"][:], strict=True))
+    for name, sentence in sentences.items():
+        if ids := [pair for pair, found in odd if name in found]:
+            count = f"{len(ids)} of {len(odd)}"
+            yield f"{place}: {sentence.format(count, ids[0], tokenizer)}"
 
 
 def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pairs") -> str:

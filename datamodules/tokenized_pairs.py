@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from lightning.fabric.utilities import move_data_to_device
+from pyarrow import compute
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.limits import check_tokens
 
 from .cached_values import cached_values
 from .columns import VOTES
-from .token_columns import check_readable, lengths_and_digest, row_lengths, token_parts, tokens_digest
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
@@ -62,16 +65,6 @@ class TokenizedPairs:
         return np.where(np.isnan(found), (1, 0), found)
 
     @property
-    def share_of_votes(self) -> list[float]:
-        """N shares of the votes that are for the label as trained."""
-        return list(self.votes[:, 0] / self.votes.sum(1))
-
-    @property
-    def ties(self) -> np.ndarray:
-        """(N,) flags of labels with as many votes for them as against."""
-        return self.votes[:, 0] == self.votes[:, 1]
-
-    @property
     def own_columns(self) -> list[str]:
         """Names out of ``weight``, ``p_right`` and ``votes_for`` of which any row has a value."""
         names = ("weight", "p_right", "votes_for")
@@ -93,7 +86,7 @@ class TokenizedPairs:
     def lengths(self, augmented: bool = False) -> np.ndarray:
         """Return (N,) tokens of each pair: its prompt, or ``augmented`` one if any, and both responses."""
         prompt = "augmented_ids" if augmented else "prompt_ids"
-        return row_lengths(self.rows, prompt, "chosen_ids", "rejected_ids")
+        return part_lengths(self.rows, prompt, "chosen_ids", "rejected_ids").sum(0)
 
     def longest(self, count: int, augmented: bool = False) -> PairBatch:
         """Return the ``count`` longest pairs by falling length, or all; under ``augmented`` prompts."""
@@ -107,8 +100,7 @@ class TokenizedPairs:
 
         Each is there with its augmented prompt, too, if it has one.
         """
-        parts = [np.stack(counts) for _, counts in token_parts(self.rows, *_TOKENS)]
-        prompt, augmented, chosen, rejected = np.concatenate(parts, axis=1)
+        prompt, augmented, chosen, rejected = part_lengths(self.rows, *_TOKENS)
         longer, both = np.maximum(prompt, augmented), chosen + rejected
         sequence = longer + np.maximum(chosen, rejected)
         places = {int(i) for i in ((longer + both).argmax(), sequence.argmax(), (prompt + both).argmin())}
@@ -171,7 +163,7 @@ class TokenizedPairs:
 
         def collate(places: list[int]) -> PairBatch:
             batch = plain.batch(places, augmented)
-            return batch if batch.augmented is None else batch.augmented
+            return batch.augmented or batch
 
         if not asked:
             return np.full((len(self), 2), np.nan, np.float32)
@@ -206,12 +198,11 @@ def check_model(policy: PolicyModel, *splits: TokenizedPairs) -> None:
     Raises:
         UserError: it has too few positions or embeddings for the pairs, or cannot compute them.
     """
-
-    def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
-        return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
-
     for pairs in splits:
-        check_readable(policy.name, policy.model, pairs.rows, _TOKENS, longer, pairs.pad_id)
+        prompt, augmented, chosen, rejected = part_lengths(pairs.rows, *_TOKENS)
+        lengths = np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
+        largest = max(pairs.pad_id, largest_token(pairs.rows, *_TOKENS))
+        check_tokens(policy.name, policy.model, lengths, largest)
     extremes = [row for pairs in splits for row in pairs.extremes()]
     batch = PairBatch.collate(*zip(*extremes, strict=True))
     policy.check(move_data_to_device(batch, policy.device))
@@ -249,3 +240,48 @@ def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int
         known ^ int(swap) if known != UNKNOWN else int(swap)
         for known, swap in zip(given, swapped, strict=True)
     ]
+
+
+def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArray], list[np.ndarray]]]:
+    """Yield, in parts that fit into memory, each column's lists of ids and their (n,) int64 lengths."""
+    for part in rows.select_columns(list(columns)).with_format("arrow").iter(10_000):
+        lists = [part[name].combine_chunks() for name in columns]
+        yield lists, [compute.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
+
+
+def row_bytes(rows: Dataset, *columns: str) -> Iterator[list[bytes]]:
+    """Yield each row's ids in each column, as bytes that can be compared."""
+    for lists, counts in token_parts(rows, *columns):
+        parts = [
+            np.split(column.flatten().to_numpy(), np.cumsum(sizes)[:-1])
+            for column, sizes in zip(lists, counts, strict=True)
+        ]
+        yield from ([part.tobytes() for part in row] for row in zip(*parts, strict=True))
+
+
+def part_lengths(rows: Dataset, *columns: str) -> np.ndarray:
+    """Return (C, N) int64 tokens of N > 0 rows in each of C columns."""
+    return np.concatenate([np.stack(counts) for _, counts in token_parts(rows, *columns)], axis=1)
+
+
+def lengths_and_digest(rows: Dataset, *columns: str) -> tuple[np.ndarray, str]:
+    """Return (N,) tokens of each row over all columns, and a hash of all tokens in their order."""
+    digest = hashlib.sha256()
+    lengths = [np.empty(0, np.int64)]
+    for lists, counts in token_parts(rows, *columns):
+        for column, count in zip(lists, counts, strict=True):
+            digest.update(count.tobytes())
+            digest.update(column.flatten().to_numpy().tobytes())
+        lengths.append(np.sum(counts, axis=0))
+    return np.concatenate(lengths), digest.hexdigest()
+
+
+def tokens_digest(rows: Dataset, *columns: str) -> str:
+    """Return a hash of the tokens of all rows, in their order."""
+    return lengths_and_digest(rows, *columns)[1]
+
+
+def largest_token(rows: Dataset, *columns: str) -> int:
+    """Return the largest token id of all rows."""
+    lists = (column for part, _ in token_parts(rows, *columns) for column in part)
+    return max(compute.max(column.flatten()).as_py() or 0 for column in lists)

@@ -1,20 +1,21 @@
-"""A model's tokenizer: loading, and the tokens of prompts and responses."""
+"""A model's tokenizer: loading or training it, and the tokens of prompts and responses."""
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftConfig
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file, find_adapter_config_file
 
-from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import expanded
 from pacmr_lightning.policy.chat_template import end_tokens
-from pacmr_lightning.policy.hub_access import locate
+from pacmr_lightning.policy.hub_access import locate, pretrained
 
 Tokenization = Literal["default", "openrlhf"]
 """Whose rules make rows to tokens: the project's, or those of OpenRLHF's datasets."""
@@ -22,22 +23,19 @@ Tokenization = Literal["default", "openrlhf"]
 LEAST = 3
 """Tokens that a prompt must leave of ``max_length``, by OpenRLHF's rules."""
 
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+SMALLEST = 256 + 3
+"""All bytes and the special tokens, so that any text can be encoded."""
+
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
     name = str(expanded(name))
-    try:
-        place = locate(name)
-        base = _base_of(place)
-        if base and not any(_holds(place, file) for file in ("tokenizer_config.json", "tokenizer.json")):
-            rank_zero_info(f"The adapter {name} has no tokenizer; that of its base {base} is used.")
-            return load_tokenizer(base)
-        tokenizer = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"tokenizer is {name!r}, but no tokenizer could be loaded from there ({first_line(error)}); "
-            "give a model's folder or Hub id."
-        ) from None
+    base = _base_of(locate(name))
+    if base and not any(_holds(name, file) for file in ("tokenizer_config.json", "tokenizer.json")):
+        rank_zero_info(f"The adapter {name} has no tokenizer; that of its base {base} is used.")
+        return load_tokenizer(base)
+    tokenizer = pretrained(AutoTokenizer, name, "tokenizer")
     if base:
         own = "tokenizer and chat template are used, not those"
         if tokenizer.chat_template is None and _holds(base, "tokenizer_config.json"):
@@ -51,10 +49,37 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer that restores every text exactly, and adds BOS but never EOS."""
+    if vocab_size < SMALLEST:
+        raise UserError(
+            f"vocab_size is {vocab_size}, but a byte-level tokenizer needs at least {SMALLEST} tokens."
+        )
+    special = [BOS, EOS, PAD]
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(
+        texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special
+    )
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        # True removes the space before punctuation when decoding.
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def _base_of(place: str) -> str | None:
-    if find_adapter_config_file(place) is None:
+    try:
+        there = find_adapter_config_file(place) is not None
+        return PeftConfig.from_pretrained(place).base_model_name_or_path if there else None
+    except (OSError, ValueError):  # loading the tokenizer reports the error
         return None
-    return PeftConfig.from_pretrained(place).base_model_name_or_path
 
 
 def _holds(place: str, file: str) -> bool:
@@ -114,11 +139,6 @@ def response_tokens(
     if tokenization == "openrlhf":
         return [ids for ids in found if ids is not None]
     return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
-
-
-def cut(ids: list[int], length: int, eos: int) -> list[int]:
-    """Return the first ``length`` ids of a response; OpenRLHF overwrites the last one with EOS."""
-    return [*ids[:length][:-1], eos]
 
 
 def _following(before: list[int], whole: list[int]) -> list[int] | None:

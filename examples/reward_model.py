@@ -35,9 +35,9 @@ from pacmr_lightning.audit.text_groups import FOLDS
 from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.chat import decode_messages
-from pacmr_lightning.datamodules.row_values import response_text
+from pacmr_lightning.datamodules.reading import response_text
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward_model import classified, judged_tokens
@@ -74,7 +74,10 @@ def reward_model(
     tokenizer = load_tokenizer(model)
     pairs, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "read", counts))
-    prompts, texts = _texts(rows, set(of_min_length(pairs, min_length)["id"]), tokenizer)
+    columns = (pairs[name][:] for name in ("id", "prompt_ids", "chosen_ids", "rejected_ids"))
+    lengths = ((name, len(x) + max(len(y), len(z))) for name, x, y, z in zip(*columns, strict=True))
+    kept = {name for name, length in lengths if length >= min_length}
+    prompts, texts = _texts(rows, kept, tokenizer)
     if len(set(prompts)) < FOLDS:
         raise UserError(
             f"{len(set(prompts))} prompts have pairs of {min_length} to {max_length} tokens, but a reward "

@@ -24,11 +24,10 @@ from scipy.special import expit
 
 from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_script
-from pacmr_lightning.datamodules.hashing import unit_hash
 from pacmr_lightning.datamodules.reading import numbered_rows
+from pacmr_lightning.datamodules.sampling import unit_hash
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.response_files import ResponsePair, pair_rows, read_responses
-from pacmr_lightning.evaluation.reward_function import RewardFunction
 from pacmr_lightning.files import local_path, write_json_lines
 
 CONFIG = Path(__file__).with_suffix(".yaml")
@@ -36,7 +35,7 @@ _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn",
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
-class LexiconReward(RewardFunction):
+class LexiconReward:
     """Sum of the valences of a response's distinct words, in small letters and without punctuation.
 
     Each word counts once, so that repeating it gains nothing. Words outside the lexicon count 0; its entries
@@ -139,7 +138,7 @@ def sentiment(
     )
 
 
-def labelled(pair: ResponsePair, reward: RewardFunction, seed: int) -> dict[str, Any]:
+def labelled(pair: ResponsePair, reward: LexiconReward, seed: int) -> dict[str, Any]:
     """Return a row of preference data: P(the first response is chosen) = sigmoid(r(first) - r(second))."""
     prompt = str(pair.prompt)
     eta = float(expit(reward(prompt, pair.first) - reward(prompt, pair.second)))

@@ -127,10 +127,16 @@ def _unique_keys(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON object per line, atomically."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write one JSON object per line, atomically, as gzip if the path ends so; return their number."""
+    count, opener = 0, gzip.open if str(path).endswith(".gz") else open
+    # Half of a surrogate pair becomes its escape in JSON.
+    how: dict[str, Any] = {"mode": "wt", "encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+    with replacing(path) as temporary, opener(temporary, **how) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
 
 
 def write_json(path: str | Path, value: Any, **options: Any) -> None:

@@ -184,7 +184,7 @@ class Rounds:
         }
         # Unused, but without a file some prompts would be held out for validation.
         files = {"train": str(rows), "validation": str(rows)}
-        ignored = (*NO_NOISE, "clean_meta", "hold_out_clean_meta", "augmentations")
+        ignored = (*NO_NOISE, "clean_meta", "augmentations")
         ignored += ("curriculum", "curriculum_share")
         data["init_args"] = {name: value for name, value in data["init_args"].items() if name not in ignored}
         data["init_args"] |= {
@@ -246,7 +246,6 @@ def perp_correct(
             "model.weighting.audit": str(folder / PAIRS),
             "model.weighting.soft_labels": "true",
             "data.clean_meta": "null",
-            "data.hold_out_clean_meta": "true",
         }
         train_again(first, folder, "corrected", beta, use, (RECORD, ROUNDS, PAIRS, TABLE))
     compare_passes(run, folder)
@@ -260,10 +259,12 @@ def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> Preferenc
             "Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine, which needs none."
         )
     _, data, _ = load_run(first, as_trained=True)
-    data.clean_meta = data.clean_meta if clean is None else clean
-    data.hold_out_clean_meta = False
+    clean = data.clean_meta if clean is None else clean
+    # Setup holds clean pairs out, but the rounds score all training pairs.
+    data.clean_meta = data.meta_every = None
     data.setup("fit")
-    number = {"the number of clean pairs": len(data.clean_pairs)}
+    data.clean_meta = clean
+    number = {"the number of clean pairs": len(clean.load_all())}
     check_within(f"[{rounds.batch_size}, inf)", " (rounds.batch_size)", **number)
     check_within(f"[{1 / len(data.train_pairs):g}, 1]", **{"rounds.share": rounds.share})
     return data

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.files import write_frame
@@ -70,7 +70,9 @@ def probe(
     tokens, counts = tokenize_pairs(read, tokenizer, max_length)
     print(summary_line(source.name, "measured", counts))
     if min_length:
-        tokens = of_min_length(tokens, min_length)
+        columns = (tokens[f"{part}_ids"][:] for part in ("prompt", "chosen", "rejected"))
+        lengths = (len(x) + max(len(y), len(z)) for x, y, z in zip(*columns, strict=True))
+        tokens = tokens.select([i for i, length in enumerate(lengths) if length >= min_length])
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     order = pd.Series(tokens["prompt"][:]).sample(frac=1, random_state=0)
     if per_prompt is not None:

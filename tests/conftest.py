@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(scope="session")
 def tiny_tokenizer_folder(tmp_path_factory):
     """A folder with a byte-level BPE tokenizer: it adds BOS, has EOS and PAD, and can encode any text."""
-    from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+    from pacmr_lightning.datamodules.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer([WORDS] * 20, vocab_size=300).save_pretrained(folder)

@@ -111,7 +111,7 @@ def test_preference(base, method, tiny, monkeypatch):
     arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
     if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
         write_no_figures(monkeypatch)
-    source = source_of(base)
+    source, noise = source_of(base), []
     if method.stem in OF_ROWS:
         own = write_lines("own.jsonl", [row | {"p_right": 0.9} for row in read_lines(tiny["pairs"])])
         arguments += ["--data.source", "Files", "--data.source.train", own]
@@ -125,14 +125,15 @@ def test_preference(base, method, tiny, monkeypatch):
             arguments += ["--trainer.callbacks.samples", "4"]
     else:
         arguments += ["--data.source.path", upstream(source)]
-        arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
+        noise = ["--data.noise", "TwoRateNoise", "--data.noise.rates", "[0.1, 0.3]"]
         if source == "TLDR":
             arguments += ["--data.source.test_prompts", upstream("TLDRCompletions")]
     if method.stem == "mwn":
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "rpo_em_annotators":
         noise = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
-        arguments += [*noise, "--data.noise_rate", "0", "--data.noise_rates", "null"]
+    if noise:
+        arguments += [*noise, "--data.noise_rate", "0"]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2

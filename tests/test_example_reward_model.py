@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.datamodules.tokenizer import train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore

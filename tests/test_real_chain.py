@@ -96,7 +96,7 @@ def test_from_rows_to_verdicts(rows, tiny_llama):
     tokenizer = AutoTokenizer.from_pretrained("sft/model")
     reward_model = {"model_class": LlamaForSequenceClassification, "num_labels": 1, "initializer_range": 0.3}
     tiny_llama("reward-model", tokenizer, vocab_size=len(tokenizer), **reward_model)
-    by_scores = ["--judge", "RewardModelJudge", "--judge.model", "reward-model", "--judge.device", "cpu"]
+    by_scores = ["--judge", "RewardModelJudge", "--judge.model", "reward-model"]
     summary, verdicts, _ = judge("by-scores", *by_scores)
     check(summary, verdicts, (first, second))
     assert summary["flipped"] == 0

@@ -1,6 +1,5 @@
 """Files of augmented prompts."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
-from ..reading import numbered_rows
-from ..row_values import values_of
+from ..reading import numbered_rows, values_of
+from ..sampling import text_hash
 
 _IDS = "pair_ids"
 RULES = "rules"
@@ -32,15 +31,13 @@ class AugmentedPrompt:
     chat: bool
     category: str | None
     """Category of the first pair with the prompt."""
-    pairs: int
-    """Number of pairs with the prompt."""
+    ids: tuple[str, ...]
+    """Ids of the pairs with the prompt."""
     augmented: str = ""
     """As ``prompt``; equal to it if nothing changed."""
     pieces: int = 0
     kept: Counter[str] = field(default_factory=Counter)
     """Number of unchanged pieces by reason."""
-    ids: tuple[str, ...] = ()
-    """Ids of these pairs."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,7 @@ def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
         if reason is None and prompt.strip():
             ids.setdefault(prompt, []).append(name)
             first.setdefault(prompt, (chat, category))
-    return [AugmentedPrompt(text, *first[text], len(own), ids=tuple(own)) for text, own in ids.items()]
-
-
-def prompt_hash(prompt: str) -> str:
-    """Return 16 hexadecimal digits of BLAKE2b."""
-    return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
+    return [AugmentedPrompt(text, *first[text], tuple(own)) for text, own in ids.items()]
 
 
 def write_augmentations(
@@ -87,20 +79,19 @@ def write_augmentations(
 
     With ``only_these_pairs``, other pairs of the prompts do not get them.
     """
-    texts = {
-        "prompt_hash": [prompt_hash(row.prompt) for row in rows],
+    columns: dict[str, Any] = {
+        "prompt_hash": [text_hash(row.prompt) for row in rows],
         "prompt": [row.prompt for row in rows],
         "augmented_prompt": [row.augmented for row in rows],
-        "category": [row.category for row in rows],
+        "category": pa.array([row.category for row in rows], pa.string()),
+        "pairs": [len(row.ids) for row in rows],
         "method": [method] * len(rows),
         "settings": [json.dumps(settings, sort_keys=True)] * len(rows),
     }
-    table = pa.table(texts, schema=pa.schema([(name, pa.string()) for name in texts]))
-    table = table.add_column(4, "pairs", pa.array([row.pairs for row in rows], pa.int64()))
     if only_these_pairs:
-        table = table.append_column(_IDS, pa.array([row.ids for row in rows], pa.list_(pa.string())))
+        columns[_IDS] = [row.ids for row in rows]
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        pq.write_table(pa.table(columns), temporary)
 
 
 def read_augmentations(path: str | Path) -> Augmentations:

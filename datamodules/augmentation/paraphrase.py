@@ -9,8 +9,7 @@ from jsonargparse import lazy_instance
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-from .loops import loops
-from .rewriter import Rewriter, Rewriting
+from .rewriter import Rewriter, Rewriting, loops
 
 CUT = "the paraphrase was cut at max_tokens"
 REPEATED = "the paraphrase repeats itself"

@@ -1,7 +1,8 @@
-"""The base class of prompt rewriters, and rule-based rewriting."""
+"""Rewriting of prompts: the base class, rule-based rewriting, and augmentation of pairs with a rewriter."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +25,7 @@ from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
 WORDLESS = "came back without words"
 LIKE_FRAME = "would read as a turn or a header"
+_THRICE = re.compile(r"(.+?)\1\1", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,35 @@ class Rewriting:
         if problem is None and looks_like_frame(text) and not looks_like_frame(piece):
             problem = LIKE_FRAME
         return cls(text.strip() if problem is None else piece, problem)
+
+
+def loops(text: str, source: str) -> bool:
+    """Return true if a phrase of any length follows itself more often than in the ``source`` of the text.
+
+    Six times are too many, or three times if they have 24 characters or more, wherever the phrase stands. But
+    up to twice as many as in the source are honest: "ha ha ha", lists and code have repetitions of their own.
+    Digits of a number, and signs alone, do not count.
+    """
+    times = max((n for n, length in _repetitions(text) if n >= 6 or n * length >= 24), default=0)
+    return times > 0 and times > 2 * max((n for n, _ in _repetitions(source)), default=1)
+
+
+def _repetitions(text: str) -> list[tuple[int, int]]:
+    """Return how often, three times or more, and of how many characters phrases follow themselves."""
+    text = f"{text.strip()} "  # so that the last one is whole
+    if not _THRICE.search(text):
+        return []
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    found = []
+    for length in range(1, len(text) // 3 + 1):
+        # Runs of characters that equal those one phrase later lie between those that do not.
+        ends = np.array([-1, *np.flatnonzero(codes[:-length] != codes[length:]), len(text) - length])
+        same = np.diff(ends) - 1
+        start = int(ends[same.argmax()]) + 1
+        phrase, times = text[start : start + length], 1 + int(same.max()) // length
+        if times >= 3 and any(map(str.isalnum, phrase)) and not phrase.isdigit():
+            found.append((times, length))
+    return found
 
 
 class Rewriter(ABC):
@@ -83,15 +115,13 @@ class Rules(Rewriter):
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
         """Apply the rules to every piece."""
-        return {
-            piece: Rewriting(rewording.reword(piece), kept=None) for pieces in prompts for piece in pieces
-        }
+        return {piece: Rewriting(rewording.reword(piece), None) for pieces in prompts for piece in pieces}
 
 
 def augment_prompts(
     prompts: Sequence[AugmentedPrompt], rewriter: Rewriter, answers: Path
-) -> tuple[list[AugmentedPrompt], dict[str, Rewriting]]:
-    """Return N augmented prompts, and the rewriting of each piece."""
+) -> list[AugmentedPrompt]:
+    """Return N augmented prompts."""
     parts = [
         [rewriter.parts(text) for text in texts_of(prompt.prompt, prompt.chat)]
         for prompt in tqdm(prompts, desc="Cutting", unit="prompt", leave=False)
@@ -104,7 +134,7 @@ def augment_prompts(
         augmented = with_texts(prompt.prompt, prompt.chat, new)
         kept = Counter(reason for piece in own if (reason := found[piece].kept) is not None)
         rows.append(replace(prompt, augmented=augmented, pieces=len(own), kept=kept))
-    return rows, found
+    return rows
 
 
 def augment_pairs(
@@ -115,8 +145,8 @@ def augment_pairs(
     max_length: int,
     n: int,
     seed: int,
-) -> tuple[list[AugmentedPrompt], dict[str, Rewriting]]:
-    """Return the augmented prompts of exactly ``n`` pairs, and the rewriting of each piece.
+) -> list[AugmentedPrompt]:
+    """Return the augmented prompts of exactly ``n`` pairs.
 
     The pairs are a stratified sample of the M rows that training keeps at ``max_length`` tokens and whose
     augmented prompt differs and fits too.
@@ -129,17 +159,13 @@ def augment_pairs(
     # Label noise uses the hash of id and seed alone; the sample must be independent of it.
     names, categories = [f"augment {name}" for name in rows["id"][:]], rows["category"][:]
     done: dict[str, AugmentedPrompt] = {}
-    found: dict[str, Rewriting] = {}
-    size = n
-    usable: list[int] = []
+    size, usable = n, list[int]()
     while len(usable) < n:
         places = stratified_sample(names, categories, size, seed)
         taken = rows.select(places)
         new = [prompt for prompt in training_prompts(taken) if prompt.prompt not in done]
         if new:
-            augmented, rewritings = augment_prompts(new, rewriter, answers)
-            done |= {prompt.prompt: prompt for prompt in augmented}
-            found |= rewritings
+            done |= {prompt.prompt: prompt for prompt in augment_prompts(new, rewriter, answers)}
         views = Augmentations({prompt.prompt: prompt.augmented for prompt in done.values()})
         fits = tokenize_pairs(taken, tokenizer, max_length, views)[0]["has_augmented_prompt"][:]
         usable = [place for place, fit in zip(places, fits, strict=True) if fit]
@@ -152,4 +178,4 @@ def augment_pairs(
         size = min(len(names), size + -(-(n - len(usable)) * size // max(1, len(usable))))
     chosen = stratified_sample([names[i] for i in usable], [categories[i] for i in usable], n, seed)
     sample = training_prompts(rows.select([usable[i] for i in chosen]))
-    return [replace(done[prompt.prompt], pairs=prompt.pairs, ids=prompt.ids) for prompt in sample], found
+    return [replace(done[prompt.prompt], ids=prompt.ids) for prompt in sample]

@@ -3,21 +3,3 @@
 A pair is flipped iff the hash of its id, in [0, 1), lies under its flip probability. So masks are nested (a
 pair flipped at 20% is flipped at 40%), and two runs with one ``noise_seed`` have the same wrong labels.
 """
-
-from .base import LabelNoise
-from .groups import AnnotatorNoise, CategoryNoise
-from .preferences import NearTieNoise, SpuriousPreferenceNoise, TemperatureLabels
-from .rates import NoiseFromMask, SymmetricNoise, TwoRateNoise, noise_from_options
-
-__all__ = [
-    "AnnotatorNoise",
-    "CategoryNoise",
-    "LabelNoise",
-    "NearTieNoise",
-    "NoiseFromMask",
-    "SpuriousPreferenceNoise",
-    "SymmetricNoise",
-    "TemperatureLabels",
-    "TwoRateNoise",
-    "noise_from_options",
-]

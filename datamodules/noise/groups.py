@@ -1,6 +1,5 @@
 """Label noise that differs between categories or annotators."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError, check_rates, check_within
 
-from ..hashing import unit_hash
+from ..sampling import unit_hash
 from .base import LabelNoise, calibrated, check_share_or
 
 
@@ -107,14 +106,14 @@ def spread_rates(share: float, groups: Sequence[str | None], kind: str) -> list[
     places = np.array([place[group] for group in groups])
 
     def flips(strength: float) -> np.ndarray:
-        return 0.5 * places ** math.exp(-strength)
+        return 0.5 * places ** (1 / strength)
 
     why = f"the least reliable of the {len(names)} groups of pairs guesses, and none is worse"
-    gamma = math.exp(-calibrated(share, flips, -10.0, 30.0, why))
-    rates = {name: 0.5 * place[name] ** gamma for name in names}
+    found = calibrated(share, f"{kind}: 1 / gamma", flips, why, lowest=-10.0)
+    rates = dict(zip(groups, found, strict=True))
     shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
     rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
-    return [rates[group] for group in groups]
+    return found
 
 
 def _by_text(values: dict[str, float] | None) -> dict[str, float]:

@@ -1,21 +1,17 @@
 """Label noise that depends on the reward difference or on a surface feature of the responses."""
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from datasets import Dataset
-from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit, log_expit, logit
 
 from pacmr_lightning.errors import UserError, check_within
 
-from ..row_values import response_texts
+from ..reading import response_texts
 from .base import LabelNoise, calibrated, check_share, check_share_or
 
-_LOG_RANGE = 30.0
-"""Temperatures and strengths are searched between exp(-30) and exp(30)."""
 _WORD = re.compile(r"\w+")
 
 
@@ -36,7 +32,7 @@ class NearTieNoise(LabelNoise):
         """Return N probabilities, up to 0.5 at a tie."""
         gaps = np.abs(_reward_gaps(rows, "NearTieNoise"))
         why = "a tie is flipped with probability 0.5 at every tau"
-        return _at_share(self.share, "NearTieNoise: tau", lambda tau: expit(-gaps / tau), why)
+        return calibrated(self.share, "NearTieNoise: tau", lambda tau: expit(-gaps / tau), why)
 
 
 class TemperatureLabels(LabelNoise):
@@ -69,7 +65,7 @@ class TemperatureLabels(LabelNoise):
             return flips(self.tau).tolist()
         assert self.share is not None  # one of the two was given
         why = "at an infinite tau both responses are equally likely to be preferred, and some labels stay"
-        return _at_share(self.share, "TemperatureLabels: tau", flips, why, lowest=0.0)
+        return calibrated(self.share, "TemperatureLabels: tau", flips, why, lowest=0.0)
 
 
 class SpuriousPreferenceNoise(LabelNoise):
@@ -106,20 +102,11 @@ class SpuriousPreferenceNoise(LabelNoise):
         gaps = _log_odds([0.5 if eta is None else eta for eta in rows["eta"][:]])
         feature = "is longer" if self.word is None else f"alone has the word {self.word!r}"
         why = f"the rejected response {feature} in {np.mean(more < 0):.1%} of the pairs, and others stay"
-        title = "SpuriousPreferenceNoise: lambda"
-        return _at_share(self.share, title, lambda strength: redrawn(gaps, gaps + strength * more), why)
 
+        def flips(strength: float) -> np.ndarray:
+            return redrawn(gaps, gaps + strength * more)
 
-def _at_share(
-    share: float,
-    title: str,
-    flips: Callable[[float], np.ndarray],
-    why: str,
-    lowest: float = -_LOG_RANGE,
-) -> list[float]:
-    log_strength = calibrated(share, lambda log: flips(math.exp(log)), lowest, _LOG_RANGE, why)
-    rank_zero_info(f"{title} {math.exp(log_strength):.4g}")
-    return flips(math.exp(log_strength)).tolist()
+        return calibrated(self.share, "SpuriousPreferenceNoise: lambda", flips, why)
 
 
 def redrawn(now: np.ndarray, then: np.ndarray) -> np.ndarray:

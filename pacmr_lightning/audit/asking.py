@@ -8,11 +8,17 @@ import numpy as np
 import pandas as pd
 
 from ..datamodules.chat import decode_messages
-from ..datamodules.row_values import response_text, values_of
+from ..datamodules.reading import response_text, values_of
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.chat_completion import NO_TOKENS
-from ..evaluation.judge_calls import cost_before, price
-from ..evaluation.judging import Comparison, Preference, requests_without_answer, tokens_of
+from ..evaluation.judging import (
+    Comparison,
+    Preference,
+    cost_before,
+    price,
+    requests_without_answer,
+    tokens_of,
+)
 from .agreement import Agreement
 from .options import AuditOptions
 from .scorers import VOTE

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import UserError, check_at_least, check_within
-from ..evaluation.judge_calls import check_prices
-from ..evaluation.judging import PairJudge, check_distinct
+from ..evaluation.judging import PairJudge, check_distinct, check_prices
 from ..files import check_writable, local_path
 from ..policy.numerics import AskedDtype
 from .decisions import Decisions, read_decisions

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..datamodules import Source, pairs_of
-from ..datamodules.row_values import readable_texts
+from ..datamodules.reading import readable_texts
 from ..errors import UserError
 from ..files import check_writable, expanded, local_path, write_frame, write_text
 from ..policy.hub_access import similar_folder

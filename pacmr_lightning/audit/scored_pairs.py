@@ -12,7 +12,9 @@ from scipy.special import log_expit
 
 from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
-from ..datamodules.tokenized_source import tokenized_source
+from ..datamodules.tokenization import summary_line, token_warnings, tokenize_pairs
+from ..datamodules.tokenized_pairs import TokenizedPairs
+from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
@@ -122,7 +124,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     names = [model] if reference is None else [model, reference]
     with waiting("Reading and tokenizing the pairs"):
         length = MAX_LENGTH if options.max_length is None else options.max_length
-        data = tokenized_source(source, names, length)
+        data = _tokenized(source, names, length)
     tokens = data.rows
     notes = _check_pairs(options, source, data)
     groups, grouped = text_groups(tokens)
@@ -168,6 +170,26 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     pairs, several = _with_votes(pairs, data)
     notes = [note, *grouped, *([SEEN] if scorer == "policy" else []), *notes, *several]
     return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
+
+
+def _tokenized(source: Any, models: list[str], max_length: int) -> TokenizedPairs:
+    """Return all training pairs, labels as found, by the tokenizer of the first model that has one."""
+    for name in models:
+        try:
+            tokenizer = load_tokenizer(name)
+            break
+        except UserError:  # a model saved without one, or an adapter's base moved
+            if name == models[-1]:
+                raise
+    print(f"Tokenizer and chat template: {tokenizer.name_or_path}")
+    rows = source.load_all()
+    tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
+    print(summary_line(source.name, "audited", counts))
+    for sentence in token_warnings(tokenizer, rows, tokens, source.name):
+        print(sentence)
+    annotators = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
+    who = [annotators[pair] for pair in tokens["id"][:]] if any(annotators.values()) else None
+    return TokenizedPairs(tokens, tokenizer.pad_token_id, annotators=who)
 
 
 def _with_votes(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, logit
 
-from ..datamodules.token_columns import row_bytes
+from ..datamodules.tokenized_pairs import row_bytes
 from .agreement import RELIABILITIES
 
 _ROUNDS = 50
@@ -44,7 +44,7 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
         {
             "votes_for": total[:, 0],
             "votes_against": total[:, 1],
-            "tie": pairs.ties,
+            "tie": own[:, 0] == own[:, 1],
             "pair": pair,
             "side": side,
         }

@@ -6,7 +6,7 @@ from datasets import Dataset
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ..datamodules.token_columns import row_bytes
+from ..datamodules.tokenized_pairs import row_bytes
 from ..errors import UserError
 
 FOLDS = 5

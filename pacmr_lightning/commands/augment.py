@@ -1,22 +1,31 @@
 """Command ``pacmr augment``: augmented training prompts by back-translation, paraphrase or rules."""
 
+import random
 from collections import Counter
+from collections.abc import Sequence
+from textwrap import indent
 
+import numpy as np
 from jsonargparse import lazy_instance
 
 from ..command_line.output import print_result
-from ..datamodules.augmentation.augmentation_report import examples, summary
-from ..datamodules.augmentation.augmented_prompts import training_prompts, write_augmentations
+from ..datamodules.augmentation.augmented_prompts import (
+    AugmentedPrompt,
+    training_prompts,
+    write_augmentations,
+)
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.rewriter import Rewriter, augment_pairs, augment_prompts
-from ..datamodules.augmentation.translation import BackTranslation
+from ..datamodules.augmentation.structure import texts_of
+from ..datamodules.augmentation.translator import BackTranslation
 from ..datamodules.sources import Source
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
-from ..evaluation.response_files import answers_path
-from ..files import local_path, write_text
+from ..evaluation.response_files import answers_path, output_path
+from ..files import write_text
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
+_EXAMPLES = 6
 
 
 def augment(
@@ -43,9 +52,7 @@ def augment(
         max_length: tokens of a prompt, original or augmented, with the longer response, as in training.
         seed: seed of the sample and of the report's examples.
     """
-    path = local_path(output)
-    if path.suffix != ".parquet" or path.is_dir():
-        raise UserError(f"output is {output!r}, but it must be a file that ends in .parquet.")
+    path = output_path(output, ".parquet")
     if n is not None and tokenizer is None:
         raise UserError(
             f"n is {n}, a number of pairs that training keeps at max_length {max_length}; give --tokenizer, "
@@ -60,24 +67,61 @@ def augment(
         )
     answers = answers_path(path)
     if n is None or tokenizer is None:
-        rows, rewritings = augment_prompts(prompts, rewriter, answers)
+        rows = augment_prompts(prompts, rewriter, answers)
     else:
         encodes = load_tokenizer(tokenizer)
-        rows, rewritings = augment_pairs(source_rows, rewriter, answers, encodes, max_length, n, seed)
-    kept = Counter(rewriting.kept for rewriting in rewritings.values())
-    if rewritings and not kept[None]:
+        rows = augment_pairs(source_rows, rewriter, answers, encodes, max_length, n, seed)
+    kept, pieces = sum((row.kept for row in rows), Counter[str]()), sum(row.pieces for row in rows)
+    if pieces and kept.total() == pieces:
         raise UserError(
-            f"{rewriter.method} changed none of {len(rewritings):,} pieces (mostly: "
-            f"{kept.most_common(1)[0][0]}); change its options, or use another rewriter."
+            f"{rewriter.method} changed none of {pieces:,} pieces (mostly: {kept.most_common(1)[0][0]}); "
+            "change its options, or use another rewriter."
         )
     write_augmentations(path, rows, rewriter.method, settings, only_these_pairs=n is not None)
     about = (
         f"{rewriter.method} of {len(rows):,} of {len(prompts):,} distinct training prompts of {source.name}"
     )
     report = path.with_name(f"{path.stem}-report.md")
-    text = summary(rows, about)
-    write_text(report, text + examples(rows, seed))
+    text = _summary(rows, about)
+    write_text(report, text + _examples(rows, seed))
     print_result(text)
     print(f"Augmented prompts: {path}\nReport with examples: {report}")
     if answers.exists():
         print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")
+
+
+def _summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
+    """Return statistics of the prompts as Markdown, headed by ``about``."""
+    pairs, pieces = sum(len(row.ids) for row in rows), sum(row.pieces for row in rows)
+    identical = sum(row.prompt == row.augmented for row in rows)
+    kept = sum((row.kept for row in rows), Counter[str]())
+    ratios = [len(row.augmented) / len(row.prompt) for row in rows]
+    lines = [
+        "# Augmented prompts",
+        "",
+        f"{about[0].upper()}{about[1:]}, which {pairs:,} pairs have.",
+        "",
+        f"- equal to the prompt, so that its pairs are in no meta-batch: {_share(identical, len(rows))}",
+        "- characters over those of the prompt, median (5% to 95%): {:.2f} ({:.2f} to {:.2f})".format(
+            *np.quantile(ratios, (0.5, 0.05, 0.95))
+        ),
+        f"- pieces with words that were left as they were: {_share(kept.total(), pieces)}",
+        *(f"  - {why}: {_share(count, pieces)}" for why, count in kept.most_common()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(rows: Sequence[AugmentedPrompt], seed: int) -> str:
+    """Return a seeded sample of changed prompts, before and after, as Markdown."""
+    changed = [row for row in rows if row.prompt != row.augmented]
+    text = "\n## Examples\n"
+    for number, row in enumerate(random.Random(seed).sample(changed, min(_EXAMPLES, len(changed))), 1):
+        text += f"\n### {number}" + (f" ({row.category})" if row.category else "") + "\n"
+        for title, prompt in (("before", row.prompt), ("after", row.augmented)):
+            lines = "\n".join(texts_of(prompt, row.chat)).strip()
+            text += f"\n{title}:\n\n{indent(lines, '    ')}\n"
+    return text
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} ({count / total:.1%})" if total else "-"

@@ -1,11 +1,10 @@
 """Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..command_line.output import print_result
-from ..datamodules.cleaned import plain_row
-from ..datamodules.row_values import response_text, values_of
+from ..datamodules.cleaned import exchanged, plain_row
+from ..datamodules.reading import response_text, values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
@@ -24,14 +23,6 @@ from ..files import write_json_lines
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pair(Comparison):
-    """A training pair, with the chosen response first."""
-
-    row: dict[str, Any]
-    """Without ``corrected`` and ``verdicts``."""
 
 
 def clean_meta(
@@ -65,23 +56,20 @@ def clean_meta(
             "synthetic benchmark."
         )
     check_distinct(judges)
-    pairs, usable = _sample(source, n, seed)
+    pairs, given, usable = _sample(source, n, seed)
     with AnswerStore(answers_path(path)) as answers:
         verdicts = [judge.compare(pairs, answers) for judge in judges]
     wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
-    names = [judge.name for judge in judges]
     rows = []
-    for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True)):
-        row = pair.row
-        if corrected:
-            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
+    for i, (row, corrected) in enumerate(zip(given, wrong, strict=True)):
         told = [
-            {"judge": name, "verdict": _ON_LABEL[of[i].preferred], "orders": of[i].told(_ON_LABEL)}
-            for name, of in zip(names, verdicts, strict=True)
+            {"judge": judge.name, "verdict": _ON_LABEL[of[i].preferred], "orders": of[i].told(_ON_LABEL)}
+            for judge, of in zip(judges, verdicts, strict=True)
         ]
+        row = exchanged(row) if corrected else row
         rows.append({**row, "corrected": corrected, "verdicts": told})
     write_json_lines(path, rows)
-    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
+    unseen = {name for row in given for name in TEMPLATE_COLUMNS if name in row}
     if unseen:
         print(f"Not shown to the judges: the columns {' and '.join(sorted(unseen))}.")
     if failed := requests_without_answer(verdict for of in verdicts for verdict in of):
@@ -91,7 +79,8 @@ def clean_meta(
     )
 
 
-def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
+def _sample(source: Source, n: int, seed: int) -> tuple[list[Comparison], list[dict[str, Any]], int]:
+    """Return n pairs with the chosen response first, their rows, and the number of usable pairs."""
     columns = ("reason", "id", "prompt", "chosen", "rejected", "chat", *_MORE, "category")
     usable = []
     for reason, *values in values_of(source.load("train"), *columns):
@@ -102,8 +91,8 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
         stripped = [text.strip() for text in (given["prompt"], first, second)]
         if all(stripped) and stripped[1] != stripped[2]:
             row = plain_row(given) | {"category": given["category"]}
-            usable.append(_Pair(prompt=row["prompt"], first=first, second=second, row=row))
+            usable.append((Comparison(row["prompt"], first, second), row))
     # Label noise uses the hash of id and seed alone; the sample must be independent of it.
-    names = [f"clean {pair.row['id']}" for pair in usable]
-    taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)
-    return [usable[i] for i in taken], len(usable)
+    names = [f"clean {row['id']}" for _, row in usable]
+    taken = stratified_sample(names, [row["category"] for _, row in usable], n, seed)
+    return [usable[i][0] for i in taken], [usable[i][1] for i in taken], len(usable)

@@ -1,20 +1,17 @@
 """Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
 from ..command_line.output import plain_table, print_result
-from ..datamodules.inspection.pair_statistics import SplitStatistics, inspect_pairs
-from ..datamodules.inspection.token_rows import LEGEND, show_rows
-from ..datamodules.sources import Source
-from ..datamodules.splits import Split
+from ..datamodules.inspection import LEGEND, inspect_pairs, show_rows
+from ..datamodules.sources import Source, Split
 from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
-from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import Tokenization, load_tokenizer
 from ..errors import UserError, check_at_least
-from ..files import local_path, write_json
+from ..files import write_json
 from ..waiting import waiting
 
 
@@ -35,27 +32,21 @@ def inspect(
         output: JSON file for all numbers.
     """
     check_at_least(2, max_length=max_length)
-    if output is not None and local_path(output).is_dir():
-        raise UserError(
-            f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
-        )
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
-        found, kept = inspect_pairs(source, loaded, max_length, tokenization)
+        found, pairs = inspect_pairs(source, loaded, max_length, tokenization)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
     print_result(statistics_table(found))
-    rows, table = kept["train"]
     print_result("Three training pairs as the model sees them", style="bold")
     print_result(LEGEND, style="italic")
-    for part in show_rows(TokenizedPairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
+    for part in show_rows(pairs, loaded):
         print_result(part)
     print_result()
     # Both splits have the same sentences on the template.
-    for sentence in dict.fromkeys(said for numbers in found.values() for said in numbers.warnings):
+    for sentence in dict.fromkeys(said for numbers in found.values() for said in numbers["warnings"]):
         print_result(f"! {sentence}", style="yellow")
     if output is not None:
-        numbers = {"source": source.name, "tokenizer": str(tokenizer), "max_length": max_length}
-        numbers |= {"splits": {split: asdict(one) for split, one in found.items()}}
+        numbers = {"source": source.name, "tokenizer": tokenizer, "max_length": max_length, "splits": found}
         try:
             write_json(output, numbers, ensure_ascii=False)
         except OSError as error:
@@ -63,10 +54,10 @@ def inspect(
         print(f"Numbers: {output}")
 
 
-def statistics_table(found: Mapping[Split, SplitStatistics]) -> Table:
+def statistics_table(found: Mapping[Split, dict[str, Any]]) -> Table:
     """Return the statistics of both splits as one table."""
     table = plain_table("", *found)
-    reasons = [reason for reason in REASONS if any(reason in one.counts for one in found.values())]
+    reasons = [reason for reason in REASONS if any(reason in one["counts"] for one in found.values())]
     for sections in zip(*(_numbers(one, reasons) for one in found.values()), strict=True):
         table.add_section()
         for label in sections[0]:
@@ -74,26 +65,26 @@ def statistics_table(found: Mapping[Split, SplitStatistics]) -> Table:
     return table
 
 
-def _numbers(found: SplitStatistics, reasons: list[str]) -> list[dict[str, str]]:
-    counts, repeats, lengths = found.counts, found.repeats, found.lengths
-    rows, kept = counts["rows"], counts["kept"]
+def _numbers(found: dict[str, Any], reasons: list[str]) -> list[dict[str, str]]:
+    counts, repeats, lengths = found["counts"], found["repeats"], found["lengths"]
+    rows, kept, comparisons = counts["rows"], counts["kept"], repeats["comparisons"]
     of_rows = {"rows": f"{rows:,}", "kept pairs": _of(kept, rows)}
     of_rows |= {f"  dropped, {reason}": _of(counts.get(reason, 0), rows) for reason in reasons}
     of_lengths = {
-        "tokens of a prompt, mean": f"{lengths.prompt:.1f}",
-        "tokens of chosen, rejected, mean": f"{lengths.chosen:.1f}, {lengths.rejected:.1f}",
-        "tokens of the longest pair": f"{lengths.longest:,}",
-        "chosen response is longer": f"{lengths.chosen_longer:.1%}",
-        "rejected response is longer": f"{lengths.rejected_longer:.1%}",
+        "tokens of a prompt, mean": f"{lengths['prompt']:.1f}",
+        "tokens of chosen, rejected, mean": f"{lengths['chosen']:.1f}, {lengths['rejected']:.1f}",
+        "tokens of the longest pair": f"{lengths['longest']:,}",
+        "chosen response is longer": f"{lengths['chosen_longer']:.1%}",
+        "rejected response is longer": f"{lengths['rejected_longer']:.1%}",
     }
     of_pairs = {
         "no augmented prompt": _of(counts[NO_AUGMENTED_PROMPT], kept),
-        "distinct prompts": f"{found.prompts:,}",
-        "prompt also in the other split": _of(found.in_other_split, kept),
-        "copies of an earlier pair": _of(repeats.copies, kept),
-        "comparisons with several labels": f"{repeats.comparisons:,} ({repeats.labels:,} labels)",
-        "  whose labels contradict each other": _of(repeats.contradicting_comparisons, repeats.comparisons),
-        "  labels that must be wrong": _of(repeats.least_wrong, repeats.labels),
+        "distinct prompts": f"{found['prompts']:,}",
+        "prompt also in the other split": _of(found["in_other_split"], kept),
+        "copies of an earlier pair": _of(repeats["copies"], kept),
+        "comparisons with several labels": f"{comparisons:,} ({repeats['labels']:,} labels)",
+        "  whose labels contradict each other": _of(repeats["contradicting_comparisons"], comparisons),
+        "  labels that must be wrong": _of(repeats["least_wrong"], repeats["labels"]),
     }
     return [of_rows, of_lengths, of_pairs]
 

@@ -8,13 +8,9 @@ from ..command_line.output import plain_table, print_result
 from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.judge_calls import check_prices
-from ..evaluation.judged_files import judge_pairs, response_pairs
-from ..evaluation.judging import PairJudge, requests_without_answer
-from ..evaluation.win_rate import JudgedPair, WinRate
-from ..files import local_path
-
-ANSWERS = "answers.sqlite"
+from ..evaluation.judging import PairJudge, check_prices, requests_without_answer
+from ..evaluation.win_rate import JudgedPair, WinRate, judge_pairs, response_pairs
+from ..files import check_writable, local_path
 
 
 def judge(
@@ -22,7 +18,6 @@ def judge(
     second: str,
     judge: PairJudge | None = None,
     output: str | None = None,
-    store: str | None = None,
     seed: int = 42,
     prompt_price: float | None = None,
     completion_price: float | None = None,
@@ -38,9 +33,8 @@ def judge(
         second: file of B, usually the baseline.
         judge: ``EndpointJudge`` (a chat model with the prompts of Qu et al. for its ``task``),
             ``RewardModelJudge``, or ``GoldJudge`` (synthetic benchmark).
-        output: folder for ``verdicts.jsonl`` and ``summary.json``; default: the
-            folder ``judge`` beside the first file.
-        store: file of the judge's answers; default: ``answers.sqlite`` in the output folder.
+        output: folder for ``verdicts.jsonl``, ``summary.json`` and the judge's answers; default: the folder
+            ``judge`` beside the first file.
         seed: seed of the bootstrap for the intervals.
         prompt_price: price of a million prompt tokens, in any currency.
         completion_price: price of a million completion tokens.
@@ -60,9 +54,8 @@ def judge(
             "the responses of two models."
         )
     folder = local_path(output) if output else paths[0].parent / "judge"
-    if folder.is_file():
-        raise UserError(f"output is {folder}, which is a file; name a folder.")
-    with AnswerStore(store if store else folder / ANSWERS) as answers:
+    check_writable("output", str(folder), folder)
+    with AnswerStore(folder / "answers.sqlite") as answers:
         result, judged, costs = judge_pairs(
             pairs, (first, second), judge, answers, folder, seed, (prompt_price, completion_price)
         )

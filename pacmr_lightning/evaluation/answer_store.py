@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def content_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class AnswerStore:
+class AnswerStore(AbstractContextManager["AnswerStore"]):
     """An atomic key-value store of JSON values in one SQLite file, which several processes may share."""
 
     def __init__(self, path: str | Path):
@@ -50,9 +50,6 @@ class AnswerStore:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
-
-    def __enter__(self) -> AnswerStore:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

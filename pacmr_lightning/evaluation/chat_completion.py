@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Any
 
 NO_ANSWER, FILTERED = 409, 422
@@ -37,11 +38,7 @@ class Tokens:
     """Requests that may be billed and came back without a count: timed out, broken off, or never counted."""
 
     def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(
-            self.prompt + other.prompt,
-            self.completion + other.completion,
-            self.uncounted + other.uncounted,
-        )
+        return Tokens(*map(add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         missing = f", {self.uncounted:,} requests without a count" if self.uncounted else ""

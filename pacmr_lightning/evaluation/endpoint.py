@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_NO_KEY = "none"
-"""The openai client requires a key, even where the server does not."""
 _HOPELESS = (401, 402, 404)
 """Statuses that all requests would get: a wrong key, no credit, no such model."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
@@ -45,8 +43,6 @@ class Answer:
     conversation that occurs twice in one call has them at its first place only."""
     now: Tokens = NO_TOKENS
     """The part of ``billed`` of this call."""
-    cached: bool = False
-    """True if an earlier call has stored it."""
     problem: str | None = None
     cut: bool = False
     """True if a limit of tokens ended the text."""
@@ -165,7 +161,7 @@ def _stored(keys: list[str], store: AnswerStore) -> dict[str, Answer]:
     found = {}
     for key, value in store.get(keys).items():
         text, cut = value.pop("text"), value.pop("cut")
-        found[key] = Answer(text and without_thoughts(text), Tokens(**value), cached=True, cut=cut)
+        found[key] = Answer(text and without_thoughts(text), Tokens(**value), cut=cut)
     return found
 
 
@@ -193,9 +189,7 @@ class _Asking:
     bar: tqdm[Any]
     answered: int
     """Conversations with an answer, stored ones included."""
-    failed: int = 0
     streak: int = 0
-    tokens: Tokens = NO_TOKENS
 
     async def all(self) -> None:
         """Put all answers into ``found`` and the store."""
@@ -213,7 +207,7 @@ class _Asking:
                 await self.one(client, name, messages)
 
         async with AsyncOpenAI(
-            api_key=self.secret or _NO_KEY,
+            api_key=self.secret or "none",  # which the client requires even where the server does not
             base_url=self.endpoint.base_url,
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.retries,
@@ -243,10 +237,6 @@ class _Asking:
             self.found[name] = Answer(text, earlier + now, now, problem=reply.problem, cut=reply.cut)
             if text or now != NO_TOKENS:
                 self.store.put({name: {"text": reply.text, "cut": reply.cut, **vars(earlier + now)}})
-            self.tokens += now
-            self.failed += text is None
-            told = f"tokens {self.tokens}, {self.failed} failed"
-            self.bar.set_postfix_str(told, refresh=False)
             self.bar.update()
         self.stop_if_broken(reply)
 

@@ -1,4 +1,4 @@
-"""Judges that compare two responses to a prompt, each pair in both orders."""
+"""Judges that compare two responses to a prompt, each pair in both orders, and what they cost."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..embedded_world import World
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from .answer_store import AnswerStore
 from .chat_completion import NO_TOKENS, Tokens
-from .conversation import Messages
+from .conversation import Messages, message_text
 from .endpoint import Answer, Endpoint
 from .judge_prompts import Task, judge_messages, parse_verdict
 
 Preference = Literal["first", "second", "none"]
+Prices = tuple[float | None, float | None]
+"""Price of a million tokens of prompts and of answers, in any currency; both or none."""
+CHARACTERS = 4
+"""Characters of a token, of English text; for estimates only."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,38 @@ class PairJudge(ABC):
         return []
 
 
+def price(prompt: float, completion: float, prices: Prices) -> float | None:
+    """Return the price of tokens; None without prices."""
+    of_prompt, of_completion = prices
+    if of_prompt is None or of_completion is None:
+        return None
+    return (prompt * of_prompt + completion * of_completion) / 1_000_000
+
+
+def check_prices(prompt_price: float | None, completion_price: float | None, place: str = "") -> None:
+    """Raise a UserError for prices below 0, or for one without the other; it begins with ``place``."""
+    check_at_least(0, **{f"{place}prompt_price": prompt_price, f"{place}completion_price": completion_price})
+    if (prompt_price is None) != (completion_price is None):
+        raise UserError(
+            f"{place}prompt_price is {prompt_price} and completion_price is {completion_price}; give both or "
+            "none."
+        )
+
+
+def cost_before(judge: PairJudge, questions: Sequence[Messages], prices: Prices) -> str:
+    """Return number, tokens and price of questions that a paid judge will be sent, in words.
+
+    Tokens of prompts are estimated from characters; those of answers are the most that are allowed.
+    """
+    tokens = sum(len(message_text(message)) for messages in questions for message in messages) / CHARACTERS
+    limit = judge.settings.get("max_tokens")
+    words = f"{len(questions):,} calls, about {tokens:,.0f} tokens in"
+    words += "" if limit is None else f", at most {len(questions) * limit:,} out"
+    if (cost := price(tokens, len(questions) * (limit or 0), prices)) is not None:
+        words += f", cost about {cost:,.2f}" + (" and the answers'" if limit is None else "")
+    return words
+
+
 def check_distinct(judges: Sequence[PairJudge]) -> None:
     """Raise UserError if two judges have the same settings, and so the same verdicts."""
     for i, judge in enumerate(judges):
@@ -118,9 +154,6 @@ class EndpointJudge(PairJudge):
         task: ``summary`` or ``dialogue``, which decides the prompts; or ``tldr`` and ``hh``, the data of Qu
             et al.
         endpoint: options of ``Endpoint``; the defaults are those of Qu et al.
-
-    Raises:
-        UserError: an option of the endpoint is out of range.
     """
 
     def __init__(self, task: Literal["summary", "dialogue", "tldr", "hh"] = "dialogue", **endpoint: Any):
@@ -172,9 +205,6 @@ class GoldJudge(PairJudge):
 
     Args:
         seed: of the synthetic benchmark (``--data.source.seed`` of the runs).
-
-    Raises:
-        UserError: the seed is negative.
     """
 
     def __init__(self, seed: int = 0):
@@ -184,13 +214,8 @@ class GoldJudge(PairJudge):
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Score 2 N responses; a prompt from elsewhere raises UserError."""
-        verdicts = []
-        for item in items:
-            if not isinstance(item.prompt, str):
-                raise UserError(
-                    f"The prompt {str(item.prompt)[:80]} is a chat, but the synthetic benchmark has texts "
-                    "only; name another judge."
-                )
-            first, second = (self.world.gold_reward(item.prompt, text) for text in (item.first, item.second))
-            verdicts.append(by_scores(first, second))
-        return verdicts
+        # A chat is none of its prompts.
+        return [
+            by_scores(*(self.world.gold_reward(str(item.prompt), text) for text in (item.first, item.second)))
+            for item in items
+        ]

@@ -41,12 +41,12 @@ class PromptBatch:
     """(N, L) int64 token ids."""
     attention_mask: Tensor
     """(N, L) int64: 0 for padding, 1 for the prompt."""
-    asked: list[str | Messages]
-    """N prompts for judges: chat messages where the data has them, else the same texts."""
-    places: list[int]
-    """N positions in the data; files are written in this order."""
-    columns: list[dict[str, Any]]
-    """N dicts of row columns for files of responses: ``tools`` and ``chat_template_kwargs``."""
+    asked: Sequence[str | Messages] = ()
+    """N prompts for a file of responses: chat messages where the data has them, else texts."""
+    places: Sequence[int] = ()
+    """N positions in the data, in which order the file is written."""
+    columns: Sequence[dict[str, Any]] = ()
+    """N dicts of row columns for the file: ``tools`` and ``chat_template_kwargs``."""
     answers: list[Response] | None = None
     """N answers of an earlier run, if nothing is to be generated."""
 
@@ -61,19 +61,11 @@ class PromptBatch:
         tokens: Sequence[Sequence[int]],
         *,
         pad_id: int,
-        asked: Sequence[str | Messages] | None = None,
-        places: Sequence[int] | None = None,
-        columns: Sequence[dict[str, Any]] | None = None,
+        **of_files: Any,
     ) -> PromptBatch:
-        """Collate N prompts of at least one token; ``asked`` and ``places`` default to texts and order."""
+        """Collate N prompts of at least one token; ``of_files`` are ``asked``, ``places`` and ``columns``."""
         rows = [torch.tensor(ids_of_row) for ids_of_row in tokens]
         ones = [torch.ones_like(row) for row in rows]
-        return cls(
-            list(ids),
-            list(prompts),
-            pad_sequence(rows, True, pad_id, padding_side="left"),
-            pad_sequence(ones, True, 0, padding_side="left"),
-            list(prompts if asked is None else asked),
-            list(range(len(tokens)) if places is None else places),
-            [{} for _ in tokens] if columns is None else list(columns),
-        )
+        input_ids = pad_sequence(rows, True, pad_id, padding_side="left")
+        mask = pad_sequence(ones, True, 0, padding_side="left")
+        return cls(list(ids), list(prompts), input_ids, mask, **of_files)

@@ -25,11 +25,11 @@ class ResponsePair(Comparison):
         return self.first.strip() == self.second.strip()
 
 
-def output_path(output: str | Path) -> Path:
-    """Return the path of a writable .jsonl file, or raise UserError; nothing is created."""
+def output_path(output: str | Path, ending: str = ".jsonl") -> Path:
+    """Return the path of a writable file, or raise UserError; nothing is created."""
     path = local_path(output)
-    if path.suffix != ".jsonl" or path.is_dir():
-        raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
+    if path.suffix != ending or path.is_dir():
+        raise UserError(f"output is {output}, but it must be a file ending in {ending}.")
     check_writable("output", str(output), path.absolute().parent)
     return path
 
@@ -43,8 +43,7 @@ def read_responses(path: str | Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines."""
     path = local_path(path)
     if not path.is_file():
-        found = "is no file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {found}; name a file of responses, such as a run's generations.jsonl.")
+        raise UserError(f"{path} is no file; name a file of responses, such as a run's generations.jsonl.")
     return [row for _, row in read_json_lines(path)]
 
 
@@ -96,7 +95,8 @@ def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[st
     for number, row in enumerate(rows, 1):
         place = f"{name}, row {number}"
         prompt, response, key = (row.get(column) for column in ("prompt", "response", "id"))
-        if not (isinstance(prompt, str) or _is_chat(prompt)):
+        chat = isinstance(prompt, list) and prompt and all(map(_is_message, prompt))
+        if not (isinstance(prompt, str) or chat):
             raise UserError(f"{place}: the prompt is {prompt!r}, but it must be a text or chat messages.")
         if not isinstance(response, str):
             raise UserError(f"{place}: the response is {response!r}, but it must be a text.")
@@ -110,10 +110,6 @@ def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[st
             raise UserError(f"{place} has the id {key!r} of an earlier row; give each row its own id.")
         keyed[str(key)] = row
     return keyed
-
-
-def _is_chat(prompt: object) -> bool:
-    return isinstance(prompt, list) and len(prompt) > 0 and all(map(_is_message, prompt))
 
 
 def _is_message(entry: object) -> bool:

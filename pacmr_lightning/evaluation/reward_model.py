@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jinja2 import TemplateError
+from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from ..errors import UserError, check_at_least, first_line
+from ..errors import UserError, check_at_least
 from ..files import expanded
 from ..policy.chat_template import render_messages
-from ..policy.hub_access import locate, model_state
+from ..policy.hub_access import model_state, pretrained
 from ..policy.limits import positions
-from ..waiting import waiting
 from .answer_store import AnswerStore
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class RewardModelJudge(PairJudge):
@@ -38,10 +41,6 @@ class RewardModelJudge(PairJudge):
         dtype: of the weights; "bfloat16" is for GPUs.
         batch_size: responses at a time.
         max_length: tokens of prompt and response at most. A longer pair gets no verdict and is never cut.
-        device: such as "cuda:1"; None is a GPU where there is one, else the CPU.
-
-    Raises:
-        UserError: ``batch_size`` or ``max_length`` is below 1.
     """
 
     def __init__(
@@ -50,14 +49,12 @@ class RewardModelJudge(PairJudge):
         dtype: Literal["float32", "bfloat16"] = "float32",
         batch_size: int = 8,
         max_length: int = 2048,
-        device: str | None = None,
     ):
         check_at_least(1, batch_size=batch_size, max_length=max_length)
         self.name: str = expanded(model)
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     # mypy takes a cached property for a read-only one.
     @cached_property
@@ -114,16 +111,12 @@ class RewardModelJudge(PairJudge):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
-
-        return self._load(AutoTokenizer)
+        return pretrained(AutoTokenizer, self.name, "model")
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        from transformers import AutoModelForSequenceClassification
-
-        dtype = getattr(torch, self.dtype)
-        model, loading = self._load(AutoModelForSequenceClassification, dtype=dtype, output_loading_info=True)
+        options = {"dtype": getattr(torch, self.dtype), "output_loading_info": True}
+        model, loading = pretrained(AutoModelForSequenceClassification, self.name, "model", **options)
         # transformers initialises a missing head at random, with a warning only.
         if model.config.num_labels != 1 or loading["missing_keys"]:
             raise UserError(
@@ -137,17 +130,7 @@ class RewardModelJudge(PairJudge):
                 f"max_length is {self.max_length}, but {self.name} reads at most {limit} tokens; set it to "
                 f"{limit} or less."
             )
-        return model.to(self.device).eval()
-
-    def _load(self, factory: Any, **options: Any) -> Any:
-        try:
-            with waiting(f"Loading {self.name}"):
-                return factory.from_pretrained(locate(self.name), **options)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"The reward model {self.name} cannot be loaded by {factory.__name__} ({first_line(error)}); "
-                "give the folder or Hub id of a sequence classifier with its tokenizer."
-            ) from None
+        return Fabric(accelerator="auto", devices=1).to_device(model).eval()
 
     @cached_property
     def _pad_id(self) -> int | None:

@@ -1,19 +1,22 @@
-"""Win rates between two models (Qu et al., appendix on evaluation), with confidence intervals."""
+"""Win rates between two models (Qu et al., appendix on evaluation), with confidence intervals and files."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from ..errors import UserError
+from ..files import content_digest, write_json, write_json_lines
 from .answer_store import AnswerStore, content_key
-from .judging import PairJudge, Preference, Verdict
-from .response_files import ResponsePair
+from .judging import PairJudge, Preference, Prices, Verdict, price, tokens_of
+from .response_files import ResponsePair, pair_rows, read_responses
 
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
@@ -21,6 +24,8 @@ SLOPE_C = 100.0
 """Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): weak, but enough if length decides all."""
 TOLERANCE, ITERATIONS = 1e-9, 1000
 """Scikit-learn's default of 1e-4 leaves errors in the third digit of the rate for small samples."""
+VERDICTS, SUMMARY = "verdicts.jsonl", "summary.json"
+_VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,6 @@ class WinRate:
     """Win rate at equal length, with ties as half a win; None if all pairs differ equally in length."""
     mean_length: tuple[float, float]
     """In characters: tokenizers differ, and servers count hidden reasoning."""
-    empty: tuple[int, int]
     identical: int
     """Pairs of identical responses: ties, not judged and not in the shares below."""
     flipped: float | None
@@ -87,11 +91,7 @@ def judge_responses(pairs: Sequence[ResponsePair], judge: PairJudge, store: Answ
     """Return verdicts on N pairs, in their order; raise UserError if the judge gives none."""
     asked = [pair for pair in pairs if not pair.identical]
     verdicts = judge.compare(asked, store)
-    if len(verdicts) != len(asked):
-        raise UserError(
-            f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs, so that nobody "
-            "knows which belongs to which; return one verdict per pair, in their order."
-        )
+    assert len(verdicts) == len(asked), f"The judge {judge.name} returned {len(verdicts)} verdicts."
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
     if opinions and all(opinion.problem is not None for opinion in opinions):
         (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()
@@ -141,7 +141,6 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
         win_score=score,
         length_controlled_win_rate=controlled,
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
-        empty=(int((lengths[:, 0] == 0).sum()), int((lengths[:, 1] == 0).sum())),
         identical=len(judged) - len(verdicts),
         flipped=_share(sum(verdict.inconsistent for verdict in verdicts), len(verdicts)),
         invalid=_share(sum(broken), len(opinions)),
@@ -214,3 +213,71 @@ def _share(part: int, whole: int) -> float | None:
 def _estimate(value: float, resampled: np.ndarray) -> Estimate:
     low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(float(value), float(low), float(high))
+
+
+def response_pairs(first: str | Path, second: str | Path) -> list[ResponsePair]:
+    """Return the responses of two files to the same prompts; raise UserError if they do not match."""
+    return pair_rows(read_responses(first), read_responses(second), (str(first), str(second)))
+
+
+def judge_pairs(
+    pairs: Sequence[ResponsePair],
+    files: tuple[str, str],
+    judge: PairJudge,
+    answers: AnswerStore,
+    folder: Path,
+    seed: int,
+    prices: Prices = (None, None),
+) -> tuple[WinRate, list[JudgedPair], dict[str, Any]]:
+    """Judge the ``response_pairs`` of two files, and write verdicts and summary into a folder.
+
+    Returns the win rate of the first file, the judged pairs, and ``tokens``, ``uncounted_requests`` and
+    ``cost``: "now" of this call, "all" of all requests for these questions since there is the store.
+
+    Raises:
+        UserError: the judge gives no verdict, or the folder cannot be written to.
+    """
+    judged = judge_responses(pairs, judge, answers)
+    result, costs = summarize(judged, seed), _costs(judged, prices)
+    digests = [content_digest(file) for file in files]
+    summary = {
+        **{"first": files[0], "second": files[1], "digests": digests},
+        **{"judge": _about(judge), "seed": seed, **asdict(result), **costs},
+    }
+    write_json_lines(folder / VERDICTS, map(_row, judged))
+    # Last, since it says that all are there.
+    write_json(folder / SUMMARY, summary, ensure_ascii=False)
+    return result, judged, costs
+
+
+def read_judged(folder: Path, files: tuple[Path, Path], judge: PairJudge, seed: int) -> dict[str, Any] | None:
+    """Return the summary of ``judge_pairs``; None if it is missing or of other responses, judge or seed."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        digests = [content_digest(file) for file in files if file.exists()]
+        found = (summary["digests"], summary["judge"], summary["seed"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return summary if found == (digests, _about(judge), seed) else None
+
+
+def _about(judge: PairJudge) -> dict[str, Any]:
+    return {"class": type(judge).__name__, "name": judge.name, "settings": judge.settings}
+
+
+def _costs(judged: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
+    tokens, uncounted, cost = {}, {}, {}
+    billed = tokens_of(one.verdict for one in judged if one.verdict is not None)
+    for name, part in zip(("all", "now"), billed, strict=True):
+        tokens[name] = {"prompt": part.prompt, "completion": part.completion}
+        uncounted[name] = part.uncounted
+        cost[name] = price(part.prompt, part.completion, prices)
+    whole = None if None in cost.values() else cost
+    return {"tokens": tokens, "uncounted_requests": uncounted, "cost": whole}
+
+
+def _row(one: JudgedPair) -> dict[str, Any]:
+    orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
+    pair = one.pair
+    texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}
+    return {"id": pair.id, "verdict": one.outcome, "orders": orders, **texts}

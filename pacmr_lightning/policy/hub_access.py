@@ -4,9 +4,11 @@ import sys
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError, first_line
 from ..files import content_digest, local_path
+from ..waiting import waiting
 
 NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "UnsupportedProtocol")
 """Errors of the HTTP clients of huggingface_hub's versions, by name."""
@@ -72,6 +74,19 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
                 f"and {problem}; {hint}"
             )
     return name
+
+
+def pretrained(factory: Any, name: str, option: str, **options: Any) -> Any:
+    """Return ``factory.from_pretrained`` of a folder or Hub id, the value of ``option``; else a UserError."""
+    try:
+        with waiting(f"Loading {name}"):
+            return factory.from_pretrained(locate(name), **options)
+    except (ImportError, OSError, ValueError) as error:
+        missing = isinstance(error, ImportError)
+        fix = "install pacmr-lightning[augment]" if missing else "give another folder or Hub id of a model"
+        raise UserError(
+            f"{option} is {name!r}, which {factory.__name__} cannot load ({first_line(error)}); {fix}."
+        ) from None
 
 
 def model_state(name: str) -> str | None:

@@ -21,7 +21,7 @@ from .option_parser import OptionParser, short_message
 MOST_AT_ONCE = 32
 PreferenceData = Any
 """A run's ``PreferenceDataModule``, or a user's own, which this package does not import."""
-NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
+NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise": None}
 """Options of the datamodule that leave labels as found in the data."""
 
 
@@ -99,7 +99,7 @@ def load_run(
         # Clean pairs, which may be held out, are read only for meta-batches.
         options["meta_every"] = 1 if options.get("clean_meta") else None
     else:
-        chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
+        chosen = ("clean_meta", "curriculum", "curriculum_share")
         options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
         # With meta-batches the datamodule reads augmented prompts, whatever the method.

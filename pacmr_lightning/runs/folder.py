@@ -31,11 +31,11 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
     """Return ``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT."""
     if "method" not in model:
         return str(Path("runs", f"{data.task}-sft"))
-    rates = data.get("noise_rates") or [data.noise_rate]
-    noise = "-".join(f"{100 * rate:g}" for rate in rates)
+    noise = f"{100 * data.noise_rate:g}"
     if kind := data.get("noise"):
-        share = kind.get("init_args", {}).get("share")
-        noise = kind.class_path.rpartition(".")[2] + ("" if share is None else f"{100 * share:g}")
+        options = kind.get("init_args", {})
+        rates = options.get("rates") if isinstance(options.get("rates"), list) else [options.get("share")]
+        noise = kind.class_path.rpartition(".")[2] + "-".join(f"{100 * rate:g}" for rate in rates if rate)
     return str(Path("runs", f"{data.task}-{model.method}-noise{noise}-seed{seed}"))
 
 

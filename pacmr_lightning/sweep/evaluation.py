@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.judge_calls import cost_before
-from ..evaluation.judged_files import VERDICTS, judge_pairs, read_judged, response_pairs
+from ..evaluation.judging import cost_before
 from ..evaluation.response_files import read_responses
-from ..evaluation.win_rate import OUTCOMES, outcome_rates
+from ..evaluation.win_rate import OUTCOMES, VERDICTS, judge_pairs, outcome_rates, read_judged, response_pairs
 from .cells import Cell, anchor_cells
 from .spec import Evaluation, Sweep
 from .state import has_responses

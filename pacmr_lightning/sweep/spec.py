@@ -13,8 +13,7 @@ from jsonargparse import ArgumentError, get_loader
 
 from ..errors import UserError, check_at_least, check_rates
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
-from ..evaluation.judge_calls import check_prices
-from ..evaluation.judging import PairJudge
+from ..evaluation.judging import PairJudge, check_prices
 from ..files import expanded
 from ..runs.option_parser import OptionParser, short_message
 from ..runs.shipped_configs import resolved

@@ -71,7 +71,7 @@ class AuditedWeights(Weighting):
         values = {
             "weight": pairs.rows["weight"][:],
             "p_right": pairs.p_right,
-            "votes_for": pairs.share_of_votes,
+            "votes_for": pairs.votes[:, 0] / pairs.votes.sum(1),
         }[name]
         if missing := [pair for pair, value in zip(ids, values, strict=True) if value is None]:
             raise UserError(

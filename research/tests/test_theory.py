@@ -225,8 +225,9 @@ def test_bad_input(runs, tmp_path, capsys):
     source = {"class_path": "Files", "init_args": {"train": str(tmp_path / "rows.jsonl")}}
     run = change(shutil.copytree(runs / "dpo", tmp_path / "files"), source=source)
     assert "eta, the probability that the chosen response is better, is unknown for" in stops(run)
-    rates = change(shutil.copytree(runs / "dpo", tmp_path / "rates"), noise_rate=0.0, noise_rates=[0.1, 0.2])
-    assert "were not flipped at one rate (noise_rates [0.1, 0.2])" in stops(rates)
+    noise = {"class_path": "TwoRateNoise", "init_args": {"rates": [0.1, 0.2]}}
+    rates = change(shutil.copytree(runs / "dpo", tmp_path / "rates"), noise_rate=0.0, noise=noise)
+    assert "were not flipped at one rate (TwoRateNoise {'rates': [0.1, 0.2]})" in stops(rates)
     assert "nowhere/config.yaml does not exist" in stops("nowhere")
     with pytest.raises(UserError, match="which is a file"):
         theory_check([str(runs / "dpo")], output=str(tmp_path / "rows.jsonl"))

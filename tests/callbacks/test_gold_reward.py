@@ -14,7 +14,6 @@ from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL, sample
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.reward_function import RewardFunction
 from pacmr_lightning.policy import PolicyModel
 
 from ..conftest import read_lines, short_fit, with_callback

@@ -1,6 +1,7 @@
 """The cache of what models give pairs: equal to live, and never stale, torn or doubled."""
 
 import shutil
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -135,11 +136,13 @@ def test_pairs_without_an_augmented_prompt(model, cache, write_rows, pair_rows):
 
 def test_ranks_share_the_parts(asked, cache):
     policy, pairs = asked
+    strategy = SimpleNamespace(barrier=lambda: None)
+    ranks = [SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy) for rank in (0, 1)]
     with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
-        pairs.reference_log_probs(policy, rank=0, world_size=2)
+        pairs.reference_log_probs(policy, trainer=ranks[0])
     written = sorted(path.name for path in cache.rglob("*.npy"))
     assert written == ["part-00000.npy", "part-00002.npy"]
-    both = pairs.reference_log_probs(policy, rank=1, world_size=2)
+    both = pairs.reference_log_probs(policy, trainer=ranks[1])
     alone = pairs.reference_log_probs(policy)
     assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
 

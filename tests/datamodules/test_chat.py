@@ -9,7 +9,7 @@ import pytest
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, render
 from pacmr_lightning.datamodules.reading import read_preferences
-from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
 
 from ..conftest import TURNS
@@ -235,9 +235,11 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     text["label"] = None
     path = write_rows([chat, text])
     with caplog.at_level("INFO"):
-        tokenize_pairs(read_preferences(path), tokenizer, 512)
+        rows = read_preferences(path)
     assert f"{path}: these columns are not read: images, margin, system, tools." in caplog.messages
-    assert any("does not read reasoning_content, tools of the rows" in line for line in caplog.messages)
+    tokens, _ = tokenize_pairs(rows, tokenizer, 512)
+    said = token_warnings(tokenizer, rows, tokens, "train")
+    assert any("does not read reasoning_content, tools of the rows" in line for line in said)
 
 
 BAD_MESSAGES = [

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from pacmr_lightning.datamodules import EmbeddedWorld
-from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.datamodules.noise import (
+from pacmr_lightning.datamodules import (
     AnnotatorNoise,
     CategoryNoise,
+    EmbeddedWorld,
     LabelNoise,
     NearTieNoise,
     NoiseFromMask,
@@ -21,6 +20,7 @@ from pacmr_lightning.datamodules.noise import (
     TemperatureLabels,
     TwoRateNoise,
 )
+from pacmr_lightning.datamodules.sampling import unit_hash
 from pacmr_lightning.datamodules.tokenized_pairs import flip_flags
 from pacmr_lightning.errors import UserError
 

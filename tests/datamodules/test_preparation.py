@@ -11,13 +11,16 @@ import torch
 from lightning.pytorch import Trainer
 
 from pacmr_lightning import cli
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.noise import (
+from pacmr_lightning.datamodules import (
     AnnotatorNoise,
     CategoryNoise,
+    EmbeddedWorld,
+    Files,
     NearTieNoise,
     NoiseFromMask,
+    PreferenceDataModule,
     SymmetricNoise,
+    TwoRateNoise,
 )
 from pacmr_lightning.errors import UserError
 
@@ -111,30 +114,27 @@ def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
     make(augmentations="none.parquet", clean_meta=EmbeddedWorld(8))
     with pytest.raises(UserError, match=r"There is no file none\.parquet"):
         make(augmentations="none.parquet")
-    with pytest.raises(UserError, match=r"none of its 2 prompts is a training prompt of rows\.jsonl"):
+    said = r"none of its prompts augments a training pair of rows\.jsonl"
+    with pytest.raises(UserError, match=said):
         make(augmentations=augmentations(["other", "prompts"]))
     of_others = augmentations([row["prompt"] for row in pair_rows(2)])
     table = pq.read_table(of_others)
     pq.write_table(table.append_column("pair_ids", pa.array([["x"], ["y"]])), of_others)
-    with pytest.raises(UserError, match=r"none of its 2 pairs is a training pair of rows\.jsonl"):
+    with pytest.raises(UserError, match=said):
         make(augmentations=of_others)
     few = augmentations([pair_rows(1)[0]["prompt"]])
     with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* paraphrases with pacmr augment"):
         make(augmentations=few).train_dataloader()
 
 
-def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
+def test_clean_pairs_are_held_out(make, write_rows, pair_rows):
     rows = [row | {"id": f"r{i}"} for i, row in enumerate(pair_rows(30))]
     source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
     clean = Files(write_rows(rows[5:15], "clean.jsonl"), write_rows(rows[:1], "unused.jsonl"))
     data = make(source, clean_meta=clean)
     assert data.counts["train"]["in clean_meta"] == 10 and len(data.train_pairs) == 20
-    both = make(source, clean_meta=clean, hold_out_clean_meta=False)
-    assert "in clean_meta" not in both.counts["train"] and len(both.train_pairs) == 30
     with pytest.raises(UserError, match="clean_meta has 10 pairs, fewer than meta_batch_size 11"):
         make(source, clean_meta=clean, meta_batch_size=11).train_dataloader()
-    with pytest.raises(UserError, match="hold_out_clean_meta is false, but there is no clean_meta"):
-        make(source, hold_out_clean_meta=False)
 
 
 def test_clean_pairs_come_as_meta_and_never_as_train(make):
@@ -194,7 +194,7 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     assert same.uniform_noise and same.noise_rate == 0.4 and same.noise_flips == uniform.noise_flips
     mask = write_lines(tmp_path / "mask.jsonl", ({"id": f"r{i}", "flipped": i < 6} for i in range(30)))
     for options in (
-        {"noise_rates": [0.1, 0.6]},
+        {"noise": TwoRateNoise([0.1, 0.6])},
         {"noise": CategoryNoise({"a": 0.9})},
         {"noise": NoiseFromMask(mask)},
     ):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules.reading import read_preferences, read_sft
+from pacmr_lightning.datamodules.columns import SFT
+from pacmr_lightning.datamodules.reading import read_preferences, read_rows
 from pacmr_lightning.errors import UserError
 
 from .checked_rows import pairs
@@ -102,19 +103,18 @@ def test_a_null_prompt_among_prompts(write_rows):
         with pytest.raises(UserError, match=r"line \d has no 'prompt', but .*line \d has one; give each row"):
             read_preferences(write_rows(found))
     assert len(read_preferences(write_rows([rows[1]] * 2))) == 2, "all of them are implicit"
-    with pytest.raises(UserError, match="line 1 has no 'chosen': its value is null"):
+    with pytest.raises(UserError, match=r"line 1 has no 'chosen' .*, or its value is null"):
         read_preferences(write_rows([rows[0] | {"chosen": None}]))
 
 
 def test_sft_rows(write_rows):
-    rows = read_sft(
-        write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
-    )
+    rows = [{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}]
+    rows = read_rows(write_rows(rows), SFT)
     about = {*TEMPLATE, "chat", "unread", "like_messages", "texts", "reason"}
     assert set(rows.column_names) == {"id", "prompt", "completion"} | about
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
     with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
-        read_sft(write_rows([ROW]))
+        read_rows(write_rows([ROW]), SFT)
 
 
 def test_a_changed_file_is_read_again(write_rows):

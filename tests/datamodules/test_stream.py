@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.datamodules.hashing import unit_hash
+from pacmr_lightning.datamodules.sampling import unit_hash
 from pacmr_lightning.datamodules.stream import EvaluationStream, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs

@@ -132,7 +132,7 @@ def test_second_process_reads_the_cache(
 def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
     with pytest.raises(UserError, match=r"does not exist"):
         load_tokenizer(str(tmp_path / "none"))
-    with pytest.raises(UserError, match="no tokenizer could be loaded") as caught:
+    with pytest.raises(UserError, match=r"tokenizer is .*, which AutoTokenizer cannot load") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
     tokenizer.eos_token = None

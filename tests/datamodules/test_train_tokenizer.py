@@ -6,7 +6,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.datamodules.tokenizer import train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
@@ -39,7 +39,7 @@ def test_the_trained_tokenizer(tmp_path):
 @pytest.mark.slow
 def test_the_same_texts_give_the_same_tokenizer_in_every_process():
     script = (
-        "from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer;"
+        "from pacmr_lightning.datamodules.tokenizer import train_tokenizer;"
         "from pacmr_lightning.embedded_world import World;"
         "texts = [text for row in World().sft_rows(500, 0) for text in row.values()];"
         "print(train_tokenizer(texts, vocab_size=420).backend_tokenizer.to_str())"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.datamodules.tokenizer import train_tokenizer
 from pacmr_lightning.meta_gradient import GhostDotProduct, PromptAugmentationConsistency
 from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
 from pacmr_lightning.modules import PreferenceModule

@@ -21,7 +21,7 @@ from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
 )
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.structure import cut
-from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
+from pacmr_lightning.datamodules.augmentation.translator import BackTranslation
 from pacmr_lightning.datamodules.rewording import VERSION, reword
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
@@ -202,10 +202,10 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "out.csv"], "output is 'out.csv', but it must be a file that ends in .parquet"),
+        (["--output", "out.csv"], "output is out.csv, but it must be a file ending in .parquet"),
         (
             ["--output", "o.parquet", "--rewriter.forward", "./no"],
-            "forward: The model folder ./no does not exist",
+            "The model folder ./no does not exist",
         ),
         (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--output", "o.parquet", "--rewriter.batch_size", "0"], "batch_size is 0"),

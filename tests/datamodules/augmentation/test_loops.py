@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacmr_lightning.datamodules.augmentation.loops import loops
+from pacmr_lightning.datamodules.augmentation.rewriter import loops
 
 SOURCE = "I do not know what to do."
 PHRASES = ("so ", "I do ", "我不知道", "and then we go home ", "x y z 1 2 3 4 5, ")

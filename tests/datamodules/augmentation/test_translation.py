@@ -11,8 +11,13 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting
-from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
-from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, REPEATED
+from pacmr_lightning.datamodules.augmentation.translator import (
+    EMPTY,
+    ENDLESS,
+    REPEATED,
+    TOO_LONG,
+    BackTranslation,
+)
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
@@ -135,8 +140,8 @@ def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa:
     forward, backward = translators
     for models, message in (
         ((tmp_path / "llama", backward), "forward is '.*llama', a llama model, which does not translate"),
-        ((tmp_path / "empty", backward), "forward is '.*empty', but it could not be loaded"),
-        ((forward, tmp_path / "nowhere"), "backward: The model folder .*nowhere does not exist"),
+        ((tmp_path / "empty", backward), "forward is '.*empty', which AutoConfig cannot load"),
+        ((forward, tmp_path / "nowhere"), "The model folder .*nowhere does not exist"),
         # It has two target languages, and not that of the way back.
         (
             (forward, forward),
@@ -153,7 +158,7 @@ def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa:
 def test_without_sentencepiece(translators):  # noqa: F811
     script = (
         "import sys; sys.modules['sentencepiece'] = None;"
-        "from pacmr_lightning.datamodules.augmentation.translation import BackTranslation;"
+        "from pacmr_lightning.datamodules.augmentation.translator import BackTranslation;"
         "from pacmr_lightning.errors import UserError\n"
         "try: BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
         "except UserError as error: print(error)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datasets import Dataset
 
 from pacmr_lightning.datamodules import LabelNoise
-from pacmr_lightning.datamodules.row_values import values_of
+from pacmr_lightning.datamodules.reading import values_of
 from pacmr_lightning.errors import UserError
 
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from pacmr_lightning.datamodules import Source
 from pacmr_lightning.datamodules.columns import PREFERENCES
 from pacmr_lightning.datamodules.reading import rows_to_dataset
-from pacmr_lightning.datamodules.splits import Split
+from pacmr_lightning.datamodules.sources import Split
 from pacmr_lightning.errors import UserError
 
 

@@ -253,7 +253,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
     found = find_run(str(run), "last")
     write_lines(run / "clean.jsonl", world_rows(4, 0))
     source = {"class_path": "Files", "init_args": {"train": str(run / "clean.jsonl")}}
-    found.data["init_args"] |= {"clean_meta": source, "hold_out_clean_meta": True}
+    found.data["init_args"] |= {"clean_meta": source}
     _, data, _ = load_run(found, as_trained=True)
     data.setup("fit")
     assert len(data.train_pairs) == PAIRS - 4 and any(data.train_pairs.swapped)

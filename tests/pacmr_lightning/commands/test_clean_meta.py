@@ -154,7 +154,7 @@ def test_bad_input(pairs, judge, server, tmp_path):
 
 def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    path = pairs.splits.place("train")
+    path = pairs.splits.train
     options = ["--source", "Files", "--source.train", path, "--n", "6", "--output"]
     judges = []
     for model in ("one", "two"):

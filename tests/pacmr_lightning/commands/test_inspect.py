@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter, defaultdict
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -16,10 +15,8 @@ from pacmr_lightning.batch import Segment
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands import inspect as inspect_command
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.inspection.pair_statistics import count_repeats, inspect_pairs
-from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
+from pacmr_lightning.datamodules.inspection import SHOWN, count_repeats, inspect_pairs, show_rows, token_text
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
-from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
 
 main = partial(run_tool, "inspect", inspect_command.inspect)
@@ -76,17 +73,16 @@ def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_
     run.setup("fit")
     report, kept = inspect_pairs(sources[kind], chat_tokenizer, max_length)
     for split, numbers in report.items():
-        assert numbers.counts == {k: n for k, n in run.counts[split].items() if k != "flipped"}
-    assert kept["train"].rows[:] == run.train_pairs.rows[:]
-    assert kept["validation"].rows[:] == run.validation_pairs.rows[:]
+        assert numbers["counts"] == {k: n for k, n in run.counts[split].items() if k != "flipped"}
+    assert pairs.rows[:] == run.train_pairs.rows[:]
 
 
 @pytest.mark.parametrize("kind", ["files", "chat"])
 def test_lengths_are_those_of_the_kept_pairs(sources, chat_tokenizer, kind):
     report, _ = inspect_pairs(sources[kind], chat_tokenizer, 60)
-    assert report["train"].counts["too long"] > 0
+    assert report["train"]["counts"]["too long"] > 0
     for split, numbers in report.items():
-        rows, lengths = sources[kind].load(split), numbers.lengths
+        rows, lengths = sources[kind].load(split), numbers["lengths"]
         everything, _ = tokenize_pairs(rows, chat_tokenizer, 10**6)
         prompt, chosen, rejected = (
             np.array([len(ids) for ids in everything[f"{name}_ids"]])
@@ -94,11 +90,11 @@ def test_lengths_are_those_of_the_kept_pairs(sources, chat_tokenizer, kind):
         )
         total = prompt + np.maximum(chosen, rejected)
         short = total <= 60
-        assert lengths.longest == total[short].max()
+        assert lengths["longest"] == total[short].max()
         for name, counts in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected)):
-            assert getattr(lengths, name) == pytest.approx(counts[short].mean())
-        assert lengths.chosen_longer == (chosen > rejected)[short].mean()
-        assert lengths.rejected_longer == (chosen < rejected)[short].mean()
+            assert lengths[name] == pytest.approx(counts[short].mean())
+        assert lengths["chosen_longer"] == (chosen > rejected)[short].mean()
+        assert lengths["rejected_longer"] == (chosen < rejected)[short].mean()
 
 
 def counted(table):
@@ -127,7 +123,7 @@ def test_repeats_against_counting_pair_by_pair(size):
         rejected = (chosen + random.integers(1, 5, size)) % 5
         prompts = numbers[random.integers(5, 12, size)]
         table = pd.DataFrame({"prompt": prompts, "chosen": numbers[chosen], "rejected": numbers[rejected]})
-        assert asdict(count_repeats(table)) == counted(table)
+        assert count_repeats(table) == counted(table)
 
 
 def test_prompts_and_their_overlap(write_rows, tokenizer):
@@ -139,8 +135,8 @@ def test_prompts_and_their_overlap(write_rows, tokenizer):
         write_rows(rows("SEA ", "rain", "rain", "the best", "mood"), "validation.jsonl"),
     )
     report, _ = inspect_pairs(source, tokenizer, 500)
-    assert (report["train"].prompts, report["train"].in_other_split) == (5, 1)
-    assert (report["validation"].prompts, report["validation"].in_other_split) == (4, 2)
+    assert (report["train"]["prompts"], report["train"]["in_other_split"]) == (5, 1)
+    assert (report["validation"]["prompts"], report["validation"]["in_other_split"]) == (4, 2)
 
 
 def plain(renderable):
@@ -296,7 +292,7 @@ def test_wrong_options(inspect, pair_rows, tmp_path):
     (tmp_path / "file").write_text("")
     for options, message in (
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
-        (["--output", str(tmp_path)], "which is a folder; name a file"),
+        (["--output", str(tmp_path)], "cannot be written .Is a directory.; name another file"),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):

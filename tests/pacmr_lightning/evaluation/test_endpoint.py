@@ -29,6 +29,10 @@ def said(count, start=0):
     return [[{"role": "user", "content": f"word {i}"}] for i in range(start, start + count)]
 
 
+def is_stored(answer):
+    return answer.now == Tokens()
+
+
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -49,19 +53,19 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
     assert [a.text for a in answers] == [reply(c) for c in conversations]
     # The six that came twice were billed once.
     assert [a.billed for a in answers] == [Tokens(100, 10)] * 8 + [Tokens()] * 6
-    assert all((a.now, a.cached, a.problem) == (a.billed, False, None) for a in answers)
+    assert all((a.now, a.problem) == (a.billed, None) for a in answers)
     assert len(server.requests) == 8 and server.most_at_once == 3
     sent = [(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests]
     assert sent == [("judge", 96, 0.0)] * 8
 
     again = endpoint.ask(said(9), store)
-    assert [a.cached for a in again] == [True] * 8 + [False] and len(server.requests) == 9
+    assert [*map(is_stored, again)] == [True] * 8 + [False] and len(server.requests) == 9
     assert (again[0].text, again[0].billed, again[0].now) == ("You said: word 0", Tokens(100, 10), Tokens())
     # Whatever changes an answer asks anew.
     for options in ({"model": "other"}, {"temperature": 0.5}, {"max_tokens": 5}):
         other = Endpoint(**{"model": "judge", "base_url": server.url, **options})
         before = len(server.requests)
-        assert not other.ask(said(1), store)[0].cached and len(server.requests) == before + 1
+        assert not is_stored(other.ask(said(1), store)[0]) and len(server.requests) == before + 1
 
 
 BROKEN = "broken json/html/stream/json list/empty/length/half a surrogate pair/error in the choice"
@@ -136,7 +140,7 @@ def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeyp
     assert len(server.requests) <= 7 + 2 * 2 * 2
     server.always = None
     answers = endpoint.ask(said(50), store)
-    assert [a.cached for a in answers].count(True) == 6
+    assert sum(map(is_stored, answers)) == 6
     # The stopped call has kept its bill, of the answer that was thrown away too.
     assert fault != 401 or sum(a.billed.prompt for a in answers) == 5100
 
@@ -211,9 +215,9 @@ def test_answers_that_are_not_valid_are_asked_again(server, store):
     assert endpoint.ask(said(1), store)[0].text == "no"
     # Also where the answer is in the store already.
     [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, answer.cached, len(server.requests)) == ("yes", False, 3)
+    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", False, 3)
     [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, answer.cached, len(server.requests)) == ("yes", True, 3)
+    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", True, 3)
     server.reply = lambda messages: "<think>yes</think>no"
     answer = endpoint.ask(said(2), store, valid=lambda text: text == "yes")[1]
     assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5

@@ -189,7 +189,7 @@ def scores(verdict):
 @pytest.mark.parametrize("pad", [True, False])
 def test_scores_are_those_of_a_direct_forward(pad, reward_model, store):
     folder = reward_model(pad=pad)
-    judge = RewardModelJudge(folder, batch_size=4, max_length=200, device="cpu")
+    judge = RewardModelJudge(folder, batch_size=4, max_length=200)
     verdicts = judge.compare(PAIRS, store)
     prompts = [PAIRS[0].prompt, PAIRS[1].prompt, "Human: c?\n\nAssistant: "]
     for pair, prompt, verdict in zip(PAIRS, prompts, verdicts, strict=True):
@@ -204,7 +204,7 @@ def test_scores_under_a_chat_template(reward_model, store):
     folder = reward_model(template=TEMPLATE)
     long = Comparison("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:", " yes", " no")
     twice = Comparison("\n\nHuman: a\n\nHuman: b\n\nAssistant:", " yes", " no")
-    verdicts = RewardModelJudge(folder, max_length=200, device="cpu").compare([long, PAIRS[2], twice], store)
+    verdicts = RewardModelJudge(folder, max_length=200).compare([long, PAIRS[2], twice], store)
     for verdict, start, responses in (
         (verdicts[0], "<bos>[user]a<eos>[assistant]b<eos>[user]c<eos>[assistant]", ("yes", "no")),
         (verdicts[1], "<bos>[user]c?<eos>[assistant]", ("same length", "length same")),
@@ -217,7 +217,7 @@ def test_scores_under_a_chat_template(reward_model, store):
 def test_what_is_no_verdict_of_a_reward_model(reward_model, store):
     folder = reward_model()
     pairs = [Comparison("p", " same", " same"), Comparison("p", " short", " long" * 100), PAIRS[0]]
-    verdicts = RewardModelJudge(folder, max_length=100, device="cpu").compare(pairs, store)
+    verdicts = RewardModelJudge(folder, max_length=100).compare(pairs, store)
     assert [v.preferred == "none" for v in verdicts] == [True, True, False]
     assert verdicts[0].orders[0].problem is None
     assert verdicts[1].orders[0].problem == "prompt and response are longer than max_length 100 tokens"
@@ -225,13 +225,13 @@ def test_what_is_no_verdict_of_a_reward_model(reward_model, store):
     model = LlamaForSequenceClassification.from_pretrained(folder)
     torch.nn.init.constant_(model.score.weight, float("nan"))
     model.save_pretrained(folder)
-    [verdict] = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS[:1], store)
+    [verdict] = RewardModelJudge(folder, max_length=200).compare(PAIRS[:1], store)
     assert verdict.preferred == "none" and verdict.orders[0].problem == "the score is nan"
 
 
 def test_bad_reward_models(reward_model, store):
     def fails(model, sentence, **options):
-        judge = RewardModelJudge(model, **{"max_length": 200, "device": "cpu", **options})
+        judge = RewardModelJudge(model, **{"max_length": 200, **options})
         with pytest.raises(UserError, match=sentence):
             judge.compare(PAIRS, store)
 
@@ -244,7 +244,7 @@ def test_bad_reward_models(reward_model, store):
     folder = Path(reward_model("bare"))
     for file in folder.glob("*token*"):
         file.unlink()
-    fails(str(folder), "bare cannot be loaded by AutoTokenizer .*; give the folder or Hub id of a sequence")
+    fails(str(folder), "bare', which AutoTokenizer cannot load .*; give another folder or Hub id")
     with pytest.raises(UserError, match="batch_size is 0, but it must be at least 1"):
         RewardModelJudge("m", batch_size=0)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.datamodules.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,0 @@
-"""Statistics of a dataset under a tokenizer (``pacmr inspect``)."""
