@@ -115,7 +115,7 @@ def test_preference(base, method, tiny, monkeypatch):
     if method.stem in OF_ROWS:
         own = write_lines("own.jsonl", [row | {"p_right": 0.9} for row in read_lines(tiny["pairs"])])
         arguments += ["--data.source", "Files", "--data.source.train", own]
-        arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
+        noise = ["--data.noise", "TwoRateNoise", "--data.noise.rates", "[0.1, 0.3]"]
     elif source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
         arguments += ["--trainer.callbacks.samples", "4"]

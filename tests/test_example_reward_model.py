@@ -46,7 +46,7 @@ def test_reward_model(learn):
     assert "judge: learned from 120 pairs; on prompts it has not seen it agrees with" in said
     pairs = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in learn.rows[:20]]
     with AnswerStore(Path("answers.sqlite")) as store:
-        verdicts = RewardModelJudge("judge", device="cpu", max_length=200).compare(pairs, store)
+        verdicts = RewardModelJudge("judge", max_length=200).compare(pairs, store)
     assert np.mean([verdict.preferred == "first" for verdict in verdicts]) > 0.8
     with pytest.raises(UserError, match="judge exists already"):
         learn.call(*options)

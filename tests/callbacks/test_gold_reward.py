@@ -76,7 +76,7 @@ def world(tokenizer, make_module, make_data, tmp_path, tiny_llama):
     return module, data
 
 
-class Length(RewardFunction):
+class Length:
     """Another reward."""
 
     def __call__(self, prompt, response):

@@ -283,8 +283,8 @@ def test_categories_by_a_share(world):
     [
         *((partial(SymmetricNoise, rate), f"noise_rate is {rate}") for rate in (-0.1, 1.0, float("nan"))),
         *((partial(kind, 0.5), "share is 0.5, but it must be above 0 and below") for kind in KINDS.values()),
-        (lambda: TwoRateNoise([0.1, 1.0]), r"noise_rates is 1\.0"),
-        (lambda: TwoRateNoise([0.1]), r"noise_rates is \[0\.1\], but two"),
+        (lambda: TwoRateNoise([0.1, 1.0]), r"rates is 1\.0"),
+        (lambda: TwoRateNoise([0.1]), r"rates is \[0\.1\], but two"),
         (lambda: CategoryNoise({"c": 1.0}), r"rates of 'c' is 1\.0"),
         (lambda: CategoryNoise(), "CategoryNoise has rates None and share None"),
         (lambda: CategoryNoise(others=0.1, share=0.3), r"share 0\.3 and others 0\.1"),

@@ -44,6 +44,7 @@ VNET = ["--model.weighting", "VNetWeighting"]
 PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
 PRIOR = ["--model.weighting", "SigmoidPrior"]
 NOISE = ["--data.noise", "NearTieNoise"]
+TWO_RATES = ["--data.noise", "TwoRateNoise", "--data.noise.rates", "[0, 0.2]"]
 WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
 
 
@@ -63,14 +64,10 @@ WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
         (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
         ([*NOISE, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         (
-            ["--data.noise_rate", "0.2", "--data.noise_rates", "[0.1, 0.2]"],
-            "noise_rate and noise_rates are given",
-        ),
-        (
             ["--model.objective", "AnnotatorRPOEM"],
             "no training pair names one; give the rows a column annotator",
         ),
-        (["--model.weighting", "OracleWeights", "--data.noise_rates", "[0, 0.2]"], "needs one noise rate"),
+        ([*TWO_RATES, "--model.weighting", "OracleWeights"], "needs one noise rate"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
         ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),
         (

@@ -209,7 +209,6 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
         ),
         (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--output", "o.parquet", "--rewriter.batch_size", "0"], "batch_size is 0"),
-        (["--output", "o.parquet", "--rewriter.device", "x"], "device is 'x', which does not work here"),
         (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
     ],
 )

@@ -71,7 +71,7 @@ def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_
     chat_tokenizer.save_pretrained(tmp_path / "tokenizer")
     run = PreferenceDataModule(sources[kind], str(tmp_path / "tokenizer"), max_length=max_length)
     run.setup("fit")
-    report, kept = inspect_pairs(sources[kind], chat_tokenizer, max_length)
+    report, pairs = inspect_pairs(sources[kind], chat_tokenizer, max_length)
     for split, numbers in report.items():
         assert numbers["counts"] == {k: n for k, n in run.counts[split].items() if k != "flipped"}
     assert pairs.rows[:] == run.train_pairs.rows[:]
@@ -149,16 +149,16 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
     texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
     texts[4]["prompt"] = "What is the best of all books? " * 80
     path = write_rows(texts)
-    _, kept = inspect_pairs(Files(path, path), tokenizer, 5000)
-    pairs = TokenizedPairs(kept["train"].rows, tokenizer.pad_token_id)
-    lengths = kept["train"].table["tokens"].tolist()
-    shown = [plain(part) for part in show_rows(pairs, tokenizer, lengths)]
+    _, pairs = inspect_pairs(Files(path, path), tokenizer, 5000)
+    parts = ("prompt_ids", "chosen_ids", "rejected_ids")
+    lengths = [sum(len(row[part]) for part in parts) for row in pairs.rows]
+    shown = [plain(part) for part in show_rows(pairs, tokenizer)]
     rows = [2, sorted(range(9), key=lengths.__getitem__)[4], 4]
     batch = pairs.batch(rows)
     for place, row in enumerate(rows):
         heading, prompt, *responses = shown[4 * place : 4 * place + 4]
         counts = {kind: int((batch.segment_ids[place] == kind).sum()) for kind in Segment}
-        assert kept["train"].rows[row]["id"] in heading
+        assert pairs.rows[row]["id"] in heading
         assert (
             f"{counts[Segment.PROMPT]} prompt" in heading and f"{counts[Segment.PAD]} of padding" in heading
         )
