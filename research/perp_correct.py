@@ -21,9 +21,9 @@ from scipy.stats import norm
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.commands.second_pass import (
+from pacmr_lightning.commands.compare import compare
+from pacmr_lightning.commands.refine import (
     check_folder,
-    compare_passes,
     fit,
     folder_beside,
     kept_file,
@@ -249,7 +249,7 @@ def perp_correct(
             "data.hold_out_clean_meta": "true",
         }
         train_again(first, folder, "corrected", beta, use, (RECORD, ROUNDS, PAIRS, TABLE))
-    compare_passes(run, folder)
+    compare([run, str(folder)])
 
 
 def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:
