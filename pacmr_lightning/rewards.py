@@ -113,7 +113,7 @@ class PairRecord:
     delta: Tensor
     """(N,) implicit reward sum."""
     weight: Tensor
-    """(N,) weight g, before any division by the mean."""
+    """(N,) weight g."""
     a: Tensor | None
     """(N,) slope a(z), None if the weighting has none."""
     b: Tensor | None

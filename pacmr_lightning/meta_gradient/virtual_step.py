@@ -15,7 +15,7 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
     reference is not shifted: its adapter is off.
 
     Args:
-        policy: its layers have another ``shift`` inside, and the same one as before afterwards.
+        policy: its layers have a ``shift`` inside, and none afterwards.
         direction: D, a full-size tensor for each adapter parameter, the same on every rank.
         scale: length of the step along D.
 
@@ -23,12 +23,11 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
         UnsupportedLoraError: the adapter has layers on the experts of a mixture.
     """
     layers = policy.lora_layers()
-    before = [layer.shift for layer in layers.values()]
+    assert not any(layer.shift for layer in layers.values()), "a shift inside a shift"
     try:
         for (a, b), layer in layers.items():
-            da, db = scale * direction[a], scale * direction[b]
-            layer.shift = (da, db) if layer.shift is None else (layer.shift[0] + da, layer.shift[1] + db)
+            layer.shift = scale * direction[a], scale * direction[b]
         yield
     finally:
-        for layer, shift in zip(layers.values(), before, strict=True):
-            layer.shift = shift
+        for layer in layers.values():
+            layer.shift = None

@@ -41,7 +41,7 @@ class WeightedGradient:
     losses: Tensor
     """(n,) l of this rank's pairs under the observed labels, detached."""
     weights: Weights
-    """Weights of this rank's pairs, before division by their mean."""
+    """Weights of this rank's pairs."""
     total: Tensor
     """0-dim number of pairs N in the global batch."""
 
@@ -91,13 +91,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         assert factors is not None, "a grouped objective has weights"
         part.add_gradient(gradient, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
-
-    weights = Weights.cat(parts)
-    if weighting.mean_one:
-        mean = weights.g.sum() / total
-        sum_over_ranks([mean])
-        torch._foreach_div_(list(gradient.values()), mean)
-    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), weights, total)
+    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
 
 
 def update_vnet(

@@ -33,20 +33,12 @@ class AuditedWeights(Weighting):
 
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels; None: columns.
-        mean_one: divide the weights of an optimizer-step batch by their mean.
         soft_labels: loss p l(u) + (1 - p) l(-u).
         hard: take the probability as 1 where it is at least one half, and as 0 elsewhere.
     """
 
-    def __init__(
-        self,
-        audit: str | None = None,
-        mean_one: bool = False,
-        soft_labels: bool = False,
-        hard: bool = False,
-    ):
+    def __init__(self, audit: str | None = None, soft_labels: bool = False, hard: bool = False):
         self.audit = audit
-        self.mean_one = mean_one
         self.soft_labels = soft_labels
         self.hard = hard
 

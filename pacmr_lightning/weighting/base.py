@@ -59,9 +59,6 @@ class Weighting(Recorded, ABC):
     updates: int = 0
     """Updates of ``vnet``, for the logs."""
 
-    mean_one: bool = False
-    """If true, weights of an optimizer-step batch are divided by their mean over all ranks."""
-
     keep_gradients: AskedGradients = "auto"
     """If true, each pair's gradient is kept in steps with an ``update``."""
 
@@ -74,7 +71,7 @@ class Weighting(Recorded, ABC):
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Return weights of N pairs under the current state, before any division by their mean.
+        """Return weights of N pairs under the current state.
 
         A step calls it several times, for all of the rank's pairs or some: a pair's weight must depend
         neither on other pairs nor on earlier calls.
@@ -148,7 +145,7 @@ class Unweighted(Weighting):
 
 
 def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
-    """Refuse soft labels with mean_one or an objective that corrects labels itself."""
+    """Refuse soft labels of a weighting that learns, or with an objective that corrects labels itself."""
     if not weighting.soft_labels:
         return
     if objective.corrects_labels:
@@ -161,11 +158,6 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
         raise UserError(
             f"{type(weighting).__name__} has soft_labels, but learns at every {weighting.every} updates, "
             "which is for weights alone; set soft_labels to false."
-        )
-    if weighting.mean_one:
-        raise UserError(
-            "soft_labels and mean_one are both set, but a weight divided by the mean is not a "
-            "probability; remove one of them."
         )
 
 

@@ -24,16 +24,14 @@ class ConsensusWeights(Weighting):
     Args:
         every: the slope learns at policy updates 0, every, 2 every, ...
         learning_rate: of the slope's Adam.
-        mean_one: divide the weights of a batch by their mean.
     """
 
     needs_meta = False
 
-    def __init__(self, every: int = 10, learning_rate: float = 0.05, mean_one: bool = True):
+    def __init__(self, every: int = 10, learning_rate: float = 0.05):
         if every < 1:
             raise UserError(f"every is {every}, but the slope learns every 1, 2, ... policy updates.")
         self.every = every
-        self.mean_one = mean_one
         self.slope = torch.zeros((), requires_grad=True)
         self.optimizer = torch.optim.Adam([self.slope], lr=learning_rate)
 

@@ -45,7 +45,7 @@ WEIGHTINGS = {
     "SigmoidPrior": weighting.SigmoidPrior,
     "VNetWeighting": lambda: vnet(GhostDotProduct()),
     "VNetWeighting, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
-    "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet", mean_one=True),
+    "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet"),
     "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
     "OracleWeights": partial(weighting.OracleWeights, 0.3),
     "DropFlipped": weighting.DropFlipped,
@@ -99,7 +99,7 @@ def expected(policy, batch, objective, weighting):
             other = Rewards(*sides, BETA, rewards.rejected_tokens, rewards.chosen_tokens)
             losses = g * losses + (1 - g) * objective(other)
         else:
-            losses = g * losses / (g.mean() if weighting.mean_one else 1)
+            losses = g * losses
         loss = losses.mean()
     parameters = policy.adapter()
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))

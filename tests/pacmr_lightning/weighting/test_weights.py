@@ -94,7 +94,6 @@ class _Learning(Unweighted):
     ("make", "message"),
     [
         (lambda: OracleWeights(1.0), r"label_noise is 1\.0"),
-        (lambda: AuditedWeights("x", mean_one=True, soft_labels=True), "soft_labels and mean_one are both"),
         (_Learning, "_Learning has soft_labels, but learns at every 2 updates"),
     ],
 )
