@@ -190,8 +190,15 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end."""
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_if_due(trainer, epoch_ended=True, ended=True)
+        if self._should_skip_saving_checkpoint(trainer):
+            return
+        self._save_if_due(trainer, epoch_ended=True, ended=True)
+        if self.monitor is not None and self.save_top_k and not self.best_model_path:
+            rank_zero_warn(
+                f"There is no best checkpoint: checkpoint.monitor is {self.monitor}, which this run did not "
+                "log when a checkpoint was due; lower checkpoint.every_n_train_steps "
+                f"({self._every_n_train_steps}) if it logs it at all."
+            )
 
     def _save_if_due(self, trainer: Trainer, epoch_ended: bool, ended: bool = False) -> None:
         """Save the k best and ``last.ckpt`` where an interval or a validation of this state says so.

@@ -33,7 +33,7 @@ class RunSummary(VisitsCallback):
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
     - ``metrics`` (``val/...``, ``pair_weights/...``);
-    - ``val_accuracy, val_margin``, after ``val_step`` updates;
+    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step`` updates;
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
@@ -125,6 +125,7 @@ class RunSummary(VisitsCallback):
             "seed": None if seed is None else int(seed),
             "val_accuracy": metrics.get("val/rewards/accuracies"),
             "val_margin": metrics.get("val/rewards/margins"),
+            "val_pairs": _validated(trainer),
             "val_step": self._val_step,
             "steps": trainer.global_step,
             **_statistics(rows),
@@ -161,6 +162,15 @@ def _statistics(rows: Tensor) -> dict[str, float | int | None]:
         "flip_auroc_u": weight_gap(u, flipped)["auroc"],
         "window_pairs": int((flipped != UNKNOWN).sum()),
     }
+
+
+def _validated(trainer: Trainer) -> int | None:
+    data = datamodule(trainer)
+    kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
+    limit = trainer.limit_val_batches
+    if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
+        return kept
+    return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
 
 
 def _of_vnet(pl_module: Any) -> dict[str, int]:

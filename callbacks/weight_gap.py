@@ -100,7 +100,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> Tensor:
     """Return (N, 2) weights and flips of the training pairs at N ``indices``; all ranks share the work.
 
-    Weights are those before any division by their mean; a flip is 1, 0, or -1 if unknown.
+    A flip is 1, 0, or -1 if unknown.
     """
     pairs, ranks, policy = datamodule(trainer).train_pairs, trainer.world_size, pl_module.policy
     share = -(-len(indices) // ranks)

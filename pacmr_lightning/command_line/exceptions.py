@@ -52,7 +52,7 @@ def sentence(error: BaseException) -> str | None:
     """Return the problem and its fix; None for an error that no user can fix."""
     if found := next((one for one in _chain(error) if isinstance(one, UserError)), None):
         return str(found)
-    of_libraries = (_of_logger, _of_lightning, full_disk, out_of_memory, no_compiler)
+    of_libraries = (_of_logger, _of_lightning, full_disk, out_of_memory, _other_model, no_compiler)
     return next(filter(None, (text(error) for text in (*of_libraries, lost_process))), None)
 
 
@@ -130,3 +130,14 @@ def no_compiler(error: BaseException) -> str | None:
         f"DeepSpeed could not compile its {wanted[1] or wanted[2]} for trainer.strategy; use a config of "
         "strategies/, which need no compiler, or install g++ and ninja."
     )
+
+
+def _other_model(error: BaseException) -> str | None:
+    text = str(error)
+    if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
+        what = f" ({(text.splitlines()[1:] or [''])[0].strip().rstrip('.')})"
+    elif isinstance(error, ValueError) and text.startswith("loaded state dict"):
+        what = ""
+    else:
+        return None
+    return f"The checkpoint does not fit the model{what}; use the model and options of its training."

@@ -1,6 +1,7 @@
 """Command ``pacmr refine``: second-pass training with soft labels from an audit of the first run."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,8 @@ USES: dict[Labels, dict[str, bool]] = {
     "swap": {"soft_labels": True, "hard": True},
 }
 """Options of ``AuditedWeights``."""
+FURTHEST = 10.0
+"""KL to the reference, in nats per response, above which a second pass gets a warning."""
 
 
 def refine(
@@ -129,6 +132,8 @@ def refine(
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare([run, str(folder)])
+    for doubt in doubts(read_summary(run), read_summary(folder)):
+        print(doubt, file=sys.stderr)
     return folder
 
 
@@ -175,6 +180,25 @@ def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
         "model.weighting.audit": str(table),
         **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
     }
+
+
+def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return warnings on a second pass: a high KL, or significantly lower validation accuracy."""
+    found = []
+    kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
+    if kls[1] is not None and kls[1] > FURTHEST:
+        other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
+        found.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
+    before, after = (summary["val_accuracy"] for summary in (first, second))
+    pairs = second.get("val_pairs")
+    if pairs and before is not None and after is not None:
+        error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
+        if before - after > 2 * error:
+            found.append(
+                f"The second pass has a significantly lower validation accuracy than the first, {after:.3f} "
+                f"against {before:.3f} on {pairs:,} pairs"
+            )
+    return [f"{reason}: read some of its responses, or raise --beta." for reason in found]
 
 
 def folder_beside(run: str, ending: str) -> Path:

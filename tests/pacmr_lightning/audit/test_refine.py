@@ -12,7 +12,7 @@ import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.audit import pipeline
-from pacmr_lightning.commands.refine import USES, folder_beside, objective_options, refine
+from pacmr_lightning.commands.refine import FURTHEST, USES, doubts, folder_beside, objective_options, refine
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
@@ -286,3 +286,25 @@ def test_labels_that_cannot_be_predicted(first, monkeypatch, capsys):
 def test_bad_input(words, message, first, capsys):
     assert message in refused(capsys, "refine", *(word.format(run=first) for word in words))
     assert not first.with_name("first-refined").exists()
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        # As good, or better, or as far as chance makes them differ: twice 0.058 with 143 pairs.
+        ({"metrics": {"val/sequence_kl": FURTHEST}}, []),
+        ({"val_accuracy": 0.7}, []),
+        ({"val_accuracy": 0.5}, []),
+        ({"val_accuracy": None, "metrics": {}, "val_pairs": None}, []),
+        ({"val_accuracy": 0.469}, ["0.469 against 0.594 on 143 pairs: read some of its"]),
+        ({"val_accuracy": 0.5, "val_pairs": 1000}, ["0.500 against 0.594 on 1,000 pairs"]),
+        (
+            {"metrics": {"val/sequence_kl": 51.14}, "val_accuracy": 0.469},
+            ["has a high KL to the reference, 51.1 nats (the first run's: 9.4): read some", "0.469 against"],
+        ),
+    ],
+)
+def test_warnings_on_a_second_pass(second, said):
+    first = {"val_accuracy": 0.594, "metrics": {"val/sequence_kl": 9.4}, "val_pairs": 143}
+    found = doubts(first, first | second)
+    assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))
