@@ -1,50 +1,42 @@
 """Callback that warns of failures of a run, such as self-confirmation of VNet and policy."""
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pacmr_lightning.errors import UserError, check_within
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.runs.folder import CHECKPOINTS
 
 MIN_EFFECTIVE = 0.3
 """Effective sample size of the weights, as a share of the pairs, below which few pairs decide."""
 MAX_SATURATED = 0.5
 """Share of pairs without a gradient above which a run learns little more."""
-IDLE = 25
-"""VNet updates without a confident pair after which a run hears of it."""
 
 
 class Health(Callback):
-    """Warnings of a failing run, once per cause, and optionally its end; needs no clean labels.
+    """Warnings of a failing run, once per cause; needs no clean labels.
 
     It reads the curves at each of their points. Causes:
 
-    - Self-confirmation of VNet and policy (the alarm): the mean slope a of log g+/g- in u exceeds the
-      log-odds that labels are right, so that mistakes get too much weight (Theorem 1's optimum under
-      symmetric noise has a = 1 if u is those log-odds).
+    - Self-confirmation of VNet and policy: the mean slope a of log g+/g- in u exceeds the log-odds that
+      labels are right, so that mistakes get too much weight (Theorem 1's optimum under symmetric noise has
+      a = 1 if u is those log-odds).
     - A small effective sample size of the weights, (sum g)^2 / (N sum g^2).
     - Most pairs at sigmoid(u) > 0.999, where the loss has no gradient.
-    - A VNet whose first updates found no confident pair in the meta-batch.
 
-    Tags: none. Files: none, except the checkpoint of ``on_alarm="stop"``. Cost: microseconds per update.
+    Tags: none. Files: none. Cost: microseconds per update.
 
     Args:
-        on_alarm: "warn", or "stop": save ``checkpoints/alarm-STEP.ckpt``, which can be resumed, and end
-            training.
-        max_slope_ratio: alarm if the mean slope a exceeds this multiple of its start; None for no alarm.
+        max_slope_ratio: warn if the mean slope a exceeds this multiple of its start; None for never.
 
     Raises:
         UserError: an option is out of its range, or the module is not ``PreferenceModule``.
     """
 
-    def __init__(self, on_alarm: Literal["warn", "stop"] = "warn", max_slope_ratio: float | None = 1.25):
+    def __init__(self, max_slope_ratio: float | None = 1.25):
         super().__init__()
         check_within("(1, inf]", ", or null for none", max_slope_ratio=max_slope_ratio)
-        self.on_alarm = on_alarm
         self.max_slope_ratio = max_slope_ratio
         self._warned: list[str] = []
 
@@ -68,12 +60,16 @@ class Health(Callback):
         log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not log_every or trainer.global_step % log_every:
             return
-        curves, weighting = trainer.callback_metrics, pl_module.weighting
-        start_slope, slope = getattr(weighting, "start_slope", 0.0), curves.get("train/weights/slope")
+        curves, after = trainer.callback_metrics, f"After {trainer.global_step} updates"
+        start, slope = getattr(pl_module.weighting, "start_slope", 0.0), curves.get("train/weights/slope")
         limit = self.max_slope_ratio
-        if limit is not None and slope is not None and slope > limit * start_slope > 0:
-            self._alarm(trainer, float(slope) / start_slope)
-        after = f"After {trainer.global_step} updates"
+        if limit is not None and slope is not None and slope > limit * start > 0:
+            self._warn(
+                "self-confirmation",
+                f"{after} VNet's slope a is {float(slope) / start:.2f} times its start, so it and the "
+                "policy may confirm each other's mistakes; try soft pseudo-labels (SoftPromptConsistency), "
+                "start_offset auto, a lower learning_rate of VNet, or an earlier checkpoint.",
+            )
         if (size := curves["train/weights/effective_sample_size"]) < MIN_EFFECTIVE:
             self._warn(
                 "weights",
@@ -87,29 +83,6 @@ class Health(Callback):
                 "gradient; try fewer epochs, more pairs or a lower learning_rate; "
                 "docs/when_dpo_goes_wrong.md has more.",
             )
-        if not weighting.updates and (skipped := getattr(weighting, "skipped", 0)) >= IDLE:
-            self._warn(
-                "VNet",
-                f"{after} VNet has learned nothing: none of its {skipped} meta-batches had a confident pair; "
-                "try a lower tau, a larger beta, or SoftPromptConsistency, which needs no confidence.",
-            )
-
-    def _alarm(self, trainer: Trainer, ratio: float) -> None:
-        if "self-confirmation" in self._warned:
-            return
-        sentence = (
-            f"Policy and VNet may confirm each other's mistakes: after {trainer.global_step} updates VNet's "
-            f"slope a is {ratio:.2f} times that of its start; try soft pseudo-labels "
-            "(SoftPromptConsistency), start_offset auto, a lower learning_rate of VNet, or an earlier "
-            "checkpoint"
-        )
-        if self.on_alarm == "warn":
-            self._warn("self-confirmation", f"{sentence}.")
-            return
-        path = Path(trainer.default_root_dir) / CHECKPOINTS / f"alarm-{trainer.global_step}.ckpt"
-        self._warn("self-confirmation", f"{sentence}; training stops here, and {path} has its state.")
-        trainer.save_checkpoint(path)
-        trainer.should_stop = True
 
     def _warn(self, cause: str, sentence: str) -> None:
         if cause not in self._warned:

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import move_data_to_device, rank_zero_warn
 
 from pacmr_lightning.errors import check_at_least, check_within
@@ -13,14 +13,14 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.modules.schedule import planned_updates
 from pacmr_lightning.strategies.sharding import whole
 
-from .interval import Interval
+from .recurring import Recurring
 from .samples import trained_pairs
 
 SHARE = 0.02
 """Most of a run's time that checks may take. A check runs a pair twice; training takes three passes."""
 
 
-class KLGuard(Callback):
+class KLGuard(Recurring):
     """KL from policy to reference per token of held-out responses: a line if it is large, and a way back.
 
     Where it exceeds ``stop``, policy and weighting of the last check below, or of the start, are restored,
@@ -32,7 +32,7 @@ class KLGuard(Callback):
     Args:
         pairs: number of held-out pairs, the first; None for 32, or as many as take at most 2% of the time,
             but at least 4.
-        every: updates between two checks, or a share of the run; see ``Interval``.
+        every: updates between two checks, or a share of the run; see ``Recurring``.
         warn: nats per token above which a line says so, once.
         stop: nats per token above which it goes back; None for never.
 
@@ -47,11 +47,10 @@ class KLGuard(Callback):
         warn: float = 0.5,
         stop: float | None = 1.0,
     ):
-        super().__init__()
+        super().__init__(every)
         check_at_least(1, pairs=pairs)
         check_within("(0, inf]", warn=warn)
         check_within("(0, inf]", ", or null for never", stop=stop)
-        self.interval = Interval(every)
         self.pairs = pairs
         self.warn = warn
         self.stop = stop
@@ -66,15 +65,16 @@ class KLGuard(Callback):
         """Keep the state that the run starts from."""
         self._warned = False
         self._keep(trainer, pl_module)
-        every = self.interval.every
+        every = self.every
         checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)
         most = SHARE * 3 * trained_pairs(trainer) / (2 * checks)
         self._number = self.pairs or int(min(32, max(4, most)))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Check, if it is due; all ranks compute the same pairs."""
-        if not self.interval.is_due(trainer):
-            return
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Check no more: the run may have been stopped, and nothing can be logged here."""
+
+    def look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Check; all ranks compute the same pairs."""
         kl, step = self._token_kl(trainer, pl_module), trainer.global_step
         pl_module.log("val/guard/kl", kl)
         if self.stop is not None and not kl <= self.stop:

@@ -17,12 +17,11 @@ class Throughput(Callback):
     """Pairs and tokens per second in training, without validation.
 
     Tags: ``wall_clock/train/device/items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and
-    ``batches_per_sec`` (updates) of one device; the same of all devices without ``device/``; rank 0's totals
-    ``wall_clock/train/time``, ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta-batches and
+    ``batches_per_sec`` (updates) of one device; the same of all devices without ``device/``. Meta-batches and
     padding do not count, and a shared prompt counts once. Files: none. Cost: 0.1 ms per update.
 
     Args:
-        window_size: updates to average over; a run with fewer has totals only.
+        window_size: updates to average over.
 
     Raises:
         UserError: ``window_size`` is under 2.
@@ -32,22 +31,10 @@ class Throughput(Callback):
         super().__init__()
         check_at_least(2, window_size=window_size)
         self.window_size = window_size
-        self._totals: dict[str, Any] = {}
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget an earlier run; a checkpoint is loaded after this."""
-        self._totals = {"time": 0.0, "batches": 0, "samples": 0, "lengths": 0}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the totals of rank 0, the only one that counts."""
-        return self._totals
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the totals."""
-        self._totals = dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._totals: dict[str, Any] = {"time": 0.0, "batches": 0, "samples": 0, "lengths": 0}
         self._rates = throughput.Throughput(world_size=trainer.world_size, window_size=self.window_size)
         self._mark = time.perf_counter()
 
@@ -68,8 +55,8 @@ class Throughput(Callback):
         # Lightning sets the attribute without declaring it.
         log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and trainer.global_step % log_every == 0:
-            found = {f"wall_clock/train/{name}": float(v) for name, v in self._rates.compute().items()}
-            pl_module.log_dict(found)
+            rates = {name: value for name, value in self._rates.compute().items() if name.endswith("_sec")}
+            pl_module.log_dict({f"wall_clock/train/{name}": float(value) for name, value in rates.items()})
 
 
 class LogProgress(Callback):
@@ -88,42 +75,36 @@ class LogProgress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._planned = planned_updates(trainer)
-        self._first = trainer.global_step
-        self._began = self._printed = time.monotonic()
+        self._start(trainer.global_step, planned_updates(trainer))
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Print on rank 0 if it is time."""
-        step, now = trainer.global_step, time.monotonic()
-        if not trainer.is_global_zero or now - self._printed < self.seconds or step == self._first:
-            return
-        self._printed = now
-        left = (self._planned - step) * (now - self._began) / (step - self._first)
         loss = trainer.callback_metrics.get("train/loss")
-        text = f"Update {step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
-        print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
+        self._tell(trainer, "Update", trainer.global_step, "" if loss is None else f", loss {loss:.4f}")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the number of batches, and start the clock."""
-        self._batches = int(sum(trainer.num_predict_batches))
-        self._began = self._printed = time.monotonic()
+        self._start(0, int(sum(trainer.num_predict_batches)))
         if trainer.is_global_zero:
-            batches = f"{self._batches:,} batch{'es' * (self._batches != 1)}"
-            print(
-                f"Generating responses to {batches} of prompts ...",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"Batches of prompts to answer: {self._planned:,}", file=sys.stderr, flush=True)
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """Print on rank 0 if it is time."""
-        done, now = batch_idx + 1, time.monotonic()
-        if trainer.is_global_zero and now - self._printed >= self.seconds:
-            self._printed = now
-            left = timedelta(seconds=round((self._batches - done) * (now - self._began) / done))
-            print(f"Batch {done:,} of {self._batches:,}, {left} left", file=sys.stderr, flush=True)
+        self._tell(trainer, "Batch", batch_idx + 1)
+
+    def _start(self, first: int, planned: int) -> None:
+        self._first, self._planned = first, planned
+        self._began = self._printed = time.monotonic()
+
+    def _tell(self, trainer: Trainer, what: str, done: int, more: str = "") -> None:
+        now = time.monotonic()
+        if not trainer.is_global_zero or now - self._printed < self.seconds or done == self._first:
+            return
+        self._printed = now
+        left = timedelta(seconds=round((self._planned - done) * (now - self._began) / (done - self._first)))
+        print(f"{what} {done:,} of {self._planned:,}, {left} left{more}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the update of the validation metrics."""

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import write_json
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
-from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weighting import VNetWeighting
 
 from ..modules.metrics import weight_gap
-from .visits import VisitsCallback
+from .recurring import VisitsCallback
+from .to_loggers import PAIR_WEIGHTS
 
 
 class RunSummary(VisitsCallback):
@@ -33,8 +32,8 @@ class RunSummary(VisitsCallback):
     Keys, null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``metrics`` (``val/...``), ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step``
-      updates;
+    - ``metrics`` (``val/...``, ``pair_weights/...``);
+    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step`` updates;
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
@@ -52,7 +51,7 @@ class RunSummary(VisitsCallback):
     """
 
     def __init__(self, window: int = 2000):
-        super().__init__(window, columns=3)
+        super().__init__(window)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
@@ -69,7 +68,7 @@ class RunSummary(VisitsCallback):
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         checkpoint[type(self).__name__] |= {
             "seconds": self._seconds,
-            "metrics": self._val_metrics(trainer),
+            "metrics": self._last_metrics(trainer),
             "val_step": self._val_step,
         }
 
@@ -99,10 +98,6 @@ class RunSummary(VisitsCallback):
         self._seconds += now - self._mark
         self._mark = now
 
-    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return weight, u and flipped."""
-        return record.weight, record.u, record.flipped
-
     def process(self, trainer: Trainer, pl_module: LightningModule, rows: Tensor) -> None:
         """Keep the last visits."""
         self._rows = rows
@@ -120,7 +115,7 @@ class RunSummary(VisitsCallback):
                 return
         data = datamodule(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
-        metrics = self._val_metrics(trainer)
+        metrics = self._last_metrics(trainer)
         objective = getattr(pl_module, "objective", None)
         learned = objective.learned() if isinstance(objective, Objective) else {}
         summary = {
@@ -149,15 +144,15 @@ class RunSummary(VisitsCallback):
         finite = json.loads(json.dumps(summary), parse_constant=lambda constant: None)
         write_json(path, finite)
 
-    def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
-        """Return the last ``val/...`` metrics, from before a resume or since."""
-        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        known = self._metrics | {name: value for name, value in found.items() if name.startswith("val/")}
-        return dict(sorted(known.items()))
+    def _last_metrics(self, trainer: Trainer) -> dict[str, float]:
+        """Return the last metrics that are no curves of training, from before a resume or since."""
+        kinds = ("val/", f"{PAIR_WEIGHTS}/")
+        found = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(kinds)}
+        return dict(sorted((self._metrics | found).items()))
 
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:
-    _, weight, u, flipped = rows.unbind(1)
+    _, u, _, weight, flipped = rows.unbind(1)
     weights = weight_gap(weight, flipped)
     return {
         "weight_mean_unflipped": weights["mean_unflipped"],

@@ -1,6 +1,5 @@
 """Callbacks that sample responses: texts, their KL to the reference, and their gold reward."""
 
-import json
 import math
 from collections.abc import Callable
 from itertools import cycle, islice
@@ -23,14 +22,14 @@ from pacmr_lightning.evaluation.generation import (
     respond,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.files import write_json_lines
+from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.modules.schedule import planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
-from .interval import Recurring
+from .recurring import Recurring
 from .to_loggers import log_numbers, log_texts
 
 Tokens = list[int]
@@ -56,7 +55,7 @@ class SampleResponses(Recurring):
     Args:
         prompts: number of prompts, the first of ``predict``; None for 4, or for none in a run so short that
             they would take more than about a tenth of its time.
-        every: updates between two times, or a share of the run; see ``Interval``. It also samples at the
+        every: updates between two times, or a share of the run; see ``Recurring``. It also samples at the
             start and at the end.
         max_new_tokens: maximum length of a response in tokens; None for the module's.
 
@@ -97,9 +96,7 @@ class SampleResponses(Recurring):
         step, path = trainer.global_step, Path(trainer.default_root_dir) / RESPONSES
         self._rows = []
         if step and path.exists():
-            # Not str.splitlines, which also splits at separators inside a response.
-            with path.open(encoding="utf-8") as file:
-                self._rows = [row for line in file if (row := json.loads(line))["step"] <= step]
+            self._rows = [row for _, row in read_json_lines(path) if row["step"] <= step]
         if not self._rows:
             self.look(trainer, pl_module)
 
@@ -146,8 +143,8 @@ class SequenceKL(Recurring):
         max_new_tokens: length in tokens at which a response is truncated.
         batch_size: responses at a time; fewer of long prompts.
         seed: of the sampling.
-        every: updates between two times before the end, or a share of the run; see ``Interval``. None for the
-            end only.
+        every: updates between two times before the end, or a share of the run; see ``Recurring``. None for
+            the end only.
 
     Raises:
         UserError: an option is out of range, the data has no prompt, or the model too few positions for one.

@@ -2,13 +2,11 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit
 from torch import Tensor
 
@@ -17,12 +15,11 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import save_figure
 from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting import VNet
 
+from .recurring import VisitsCallback
 from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram
-from .visits import VisitsCallback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +31,7 @@ class VisitFigures(VisitsCallback):
     Args:
         steps: policy updates after which figures are written to RUN/analysis, besides the end of the fit.
         window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
-        every: updates between two figures for the loggers, or a share of the run; see ``Interval``. None for
+        every: updates between two figures for the loggers, or a share of the run; see ``Recurring``. None for
             ``steps`` and the end only.
 
     Raises:
@@ -45,7 +42,7 @@ class VisitFigures(VisitsCallback):
     """Names of its files in RUN/analysis, without ``-step-NNNNN`` and extension."""
 
     def __init__(self, steps: list[int] | None = None, window: int = 2000, every: int | float | None = 0.25):
-        super().__init__(window, 4, every)
+        super().__init__(window, every)
         if steps and min(steps) < 1:
             raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
         self.steps = frozenset(steps or ())
@@ -70,10 +67,6 @@ class VisitFigures(VisitsCallback):
                 step = path.stem.removeprefix(f"{name}-step-")
                 if step.isdecimal() and int(step) > trainer.global_step:
                     path.unlink()
-
-    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return u, Delta, weight and flipped."""
-        return record.u, record.delta, record.weight, record.flipped
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the files, unless that is done: a fit may end early."""
@@ -109,16 +102,13 @@ class VNetSurfaces(VisitFigures):
       visits) and ``weight_function`` (g along u at the median of Delta). With the files: the image
       ``surfaces`` (3-D).
     - Files, after ``steps`` and at the end: ``analysis/surfaces-step-NNNNN`` (.png and .pdf in 3-D, .csv, and
-      .npz for ``pacmr compare --output``) and ``analysis/heat-maps-step-NNNNN`` (.png and .pdf).
+      .npz for the figures of ``pacmr sweep``) and ``analysis/heat-maps-step-NNNNN`` (.png and .pdf).
     - Cost: 0.2 ms per update, about 0.6 s for the images, and 1.5 s for the files.
 
     Args:
         steps: policy updates after which files are written, besides the end.
         points: of the grid along either axis, at least 2.
-        window: number of last visits that the grid covers, over all ranks, in whole steps; see
-            ``LastVisits``.
-        every: updates between two images for the loggers, or a share of the run; see ``Interval``. None for
-            ``steps`` and the end only.
+        options: ``window`` and ``every`` of ``VisitFigures``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
@@ -126,14 +116,8 @@ class VNetSurfaces(VisitFigures):
 
     files = ("surfaces", "heat-maps")
 
-    def __init__(
-        self,
-        steps: list[int] | None = None,
-        points: int = 61,
-        window: int = 2000,
-        every: int | float | None = 0.25,
-    ):
-        super().__init__(steps, window, every)
+    def __init__(self, steps: list[int] | None = None, points: int = 61, **options: Any):
+        super().__init__(steps, **options)
         check_at_least(2, points=points)
         self.points = points
 
@@ -186,12 +170,6 @@ class WeightDistributions(VisitFigures):
       precision and recall of low weight and low u.
     - Files, after ``steps`` and at the end: ``analysis/weight-distributions-step-NNNNN`` (.png and .pdf).
     - Cost: 0.1 ms per update, about 0.2 s for the images, and 0.4 s for the files.
-
-    Args:
-        steps: policy updates after which files are written, besides the end.
-        window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
-        every: updates between two images for the loggers, or a share of the run; see ``Interval``. None for
-            ``steps`` and the end only.
     """
 
     files = ("weight-distributions",)
@@ -221,8 +199,3 @@ class WeightDistributions(VisitFigures):
         if differ:
             figure = draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
             self.put(trainer, "distributions", self.files[0] if to_files else None, figure)
-        elif to_files and visits.weight[0] != 1:  # users expect no figure of unweighted pairs
-            rank_zero_info(
-                f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
-                f"{visits.weight[0]:g}."
-            )

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -20,7 +21,7 @@ from pacmr_lightning.runs.folder import WEIGHT_GAP_TABLE
 from pacmr_lightning.strategies.ranks import on_all_ranks
 
 from ..modules.metrics import weight_gap
-from .interval import Recurring
+from .recurring import Recurring
 from .to_loggers import PAIR_WEIGHTS, log_numbers
 
 MICRO_BATCH = 32
@@ -41,7 +42,7 @@ class WeightGap(Recurring):
 
     Args:
         probe_pairs: number of training pairs in the set, at most all.
-        every: updates between two rows of the table, or a share of the run; see ``Interval``. None for the
+        every: updates between two rows of the table, or a share of the run; see ``Recurring``. None for the
             end only.
 
     Raises:
@@ -66,11 +67,13 @@ class WeightGap(Recurring):
         self._probe = probe_indices(list(pairs.rows["id"]), self.probe_pairs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove rows of steps that this fit will repeat."""
-        path = Path(trainer.default_root_dir) / WEIGHT_GAP_TABLE
-        if trainer.is_global_zero and path.exists():
-            table = _read(path)
-            write_frame(path, table[table["step"] <= trainer.global_step])
+        """Read an earlier fit's rows, without those of steps that this one will repeat."""
+        self._path = Path(trainer.default_root_dir) / WEIGHT_GAP_TABLE
+        self._rows: list[dict[Any, Any]] = []
+        if trainer.is_global_zero and self._path.exists():
+            # The default parser of pandas before 3.1 rounds some values wrongly.
+            table = pd.read_csv(self._path, engine="pyarrow")
+            self._rows = table[table["step"] <= trainer.global_step].to_dict("records")
 
     def look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """Compute and log on all ranks; write the table on rank 0."""
@@ -79,11 +82,8 @@ class WeightGap(Recurring):
         known = {f"{PAIR_WEIGHTS}/probe_{name}": value for name, value in row.items() if value is not None}
         log_numbers(trainer, known)
         if trainer.is_global_zero:
-            # Not pd.concat: an all-empty column in one table would change the types.
-            path = Path(trainer.default_root_dir) / WEIGHT_GAP_TABLE
-            earlier = _read(path).to_dict("records") if path.exists() else []
-            new = {"step": trainer.global_step, "pairs": len(weight), **row}
-            write_frame(path, pd.DataFrame([*earlier, new]))
+            self._rows.append({"step": trainer.global_step, "pairs": len(weight), **row})
+            write_frame(self._path, pd.DataFrame(self._rows))
 
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
@@ -100,7 +100,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> Tensor:
     """Return (N, 2) weights and flips of the training pairs at N ``indices``; all ranks share the work.
 
-    Weights are those before any division by their mean; a flip is 1, 0, or -1 if unknown.
+    A flip is 1, 0, or -1 if unknown.
     """
     pairs, ranks, policy = datamodule(trainer).train_pairs, trainer.world_size, pl_module.policy
     share = -(-len(indices) // ranks)
@@ -121,8 +121,3 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
             parts.append(torch.stack([weight.float(), batch.flipped.float()], dim=1))
     by_rank = on_all_ranks([torch.cat(parts).cpu()])
     return torch.stack(by_rank, dim=1).flatten(0, 1)[: len(indices)]
-
-
-def _read(path: Path) -> pd.DataFrame:
-    # The default parser of pandas before 3.1 rounds some values wrongly.
-    return pd.read_csv(path, engine="pyarrow")

@@ -16,7 +16,7 @@ from pacmr_lightning.files import replacing
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import NOISE_MASK, WEIGHTS, weight_parts
 
-from .visits import record_of
+from .recurring import record_of
 
 SCHEMA = pa.schema(
     [

@@ -34,7 +34,7 @@ TOOLS = {
     "analyze": "Measures how a policy agrees with itself under augmented prompts.",
     "audit": "Finds suspected label errors with a base model, adapter or run; writes the pairs without them.",
     "refine": "Trains a second pass with soft labels from the audit of a run; compares both.",
-    "compare": "Shows runs side by side: a table, learning curves, and weight functions of their VNets.",
+    "compare": "Shows the final numbers of runs side by side.",
     "export": "Writes a folder of a finished run for transformers or PEFT, with a model card.",
     "quickstart": "Trains DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in 2 minutes.",
     "configs": "Lists the shipped configs, which --config finds by name.",

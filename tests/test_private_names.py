@@ -50,7 +50,7 @@ TABLE = {
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
     "peft:LoraConfig": "_register_custom_module",
     "peft.tuners.lora:LoraLayer": "_active_adapter lora_A lora_B lora_variant merged_adapters",
-    "torch": "_foreach_add_ _foreach_copy_ _foreach_div_ _foreach_mul_",
+    "torch": "_foreach_add_ _foreach_copy_ _foreach_mul_",
     "torch:Tensor": "_is_view",
     "torch._ops": "OpOverload",
     "torch._dynamo.config": "recompile_limit specialize_float",

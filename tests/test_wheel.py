@@ -105,4 +105,4 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     run("-m", "pacmr_lightning", "quickstart", "--pairs", "320", "--sft_rows", "640", "--samples", "48")
     folder = elsewhere / "runs/quickstart"
     assert all((folder / name / "summary.json").exists() for name in ("dpo", "pacmr", "dpo-refined"))
-    assert (folder / "dpo-refined/audit/report.html").exists() and (folder / "comparison.png").exists()
+    assert (folder / "dpo-refined/audit/report.html").exists()

@@ -9,9 +9,9 @@ from scipy.special import expit, logit
 
 from ..errors import UserError, check_within
 from ..modules import PreferenceModule
+from ..policy.numerics import clustered_standard_error
 from ..runs.finished_run import PreferenceData, ready
 from .last_pass import log_probs
-from .standard_error import clustered_standard_error
 
 
 def judged_pairs(

@@ -1,8 +1,6 @@
 """Weight surface of a trained VNet over (Delta, u)."""
 
 import copy
-import zipfile
-import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -66,16 +64,11 @@ class Surface:
 
 def grid(visits: Visits, points: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges get ±1."""
-    found = []
-    for name, values in (("delta", visits.delta), ("u", visits.u)):
-        low, high = np.quantile(values.astype(np.float64), TAILS)
-        if name == "u":
-            high = max(abs(low), abs(high))
-            low = -high
-        if low == high:
-            low, high = low - 1, high + 1
-        found.append(np.linspace(low, high, points))
-    return found[0], found[1]
+    low, high = np.quantile(visits.delta.astype(np.float64), TAILS)
+    side = np.abs(np.quantile(visits.u.astype(np.float64), TAILS)).max() or 1
+    if low == high:
+        low, high = low - 1, high + 1
+    return np.linspace(low, high, points), np.linspace(-side, side, points)
 
 
 def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -127,26 +120,15 @@ def save_surface(surface: Surface, run_folder: str | Path) -> None:
 
 
 def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
-    """Load a run's surface, by default the last; raises UserError if that fails."""
+    """Load a run's surface, by default the last; UserError if it has none."""
     steps = steps_of(run_folder)
     if not steps:
-        raise UserError(
-            f"There are no surfaces in {run_folder}/{ANALYSIS}; train with the callback VNetSurfaces "
-            "in trainer.callbacks and a weighting that has a and b, such as VNetWeighting."
-        )
-    if step is not None and step not in steps:
-        raise UserError(
-            f"The run {run_folder} has no surfaces of step {step}; choose one of "
-            f"{', '.join(map(str, steps))}, or last."
-        )
+        raise UserError(f"There are no surfaces in {run_folder}/{ANALYSIS}; train a VNet with VNetSurfaces.")
     path = file_of(run_folder, steps[-1] if step is None else step)
     names = {each.name for each in fields(Surface)} - {"visits"}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            visits = Visits(*(arrays[f"visits_{name}"] for name in _COLUMNS))
-            found = {name: arrays[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
-        raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
+    with np.load(path, allow_pickle=False) as arrays:
+        visits = Visits(*(arrays[f"visits_{name}"] for name in _COLUMNS))
+        found = {name: arrays[name] for name in names}
     # Scalars come back as 0-dim arrays.
     plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
     return Surface(**plain, visits=visits)

@@ -29,7 +29,7 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import betainc, betaln, expit, log_expit, logit
 
-from ..analysis.standard_error import clustered_standard_error
+from ..policy.numerics import clustered_standard_error
 
 LOWEST, HIGHEST = 1e-6, 0.499
 """Bounds of eps: its logarithm is finite, and at one half labels carry no information."""

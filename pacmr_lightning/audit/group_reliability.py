@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from ..analysis.standard_error import clustered_standard_error
+from ..policy.numerics import clustered_standard_error
 
 GROUPINGS = ("category", "annotator")
 """Columns of groups."""

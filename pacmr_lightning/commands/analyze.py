@@ -1,6 +1,6 @@
 """Command ``pacmr analyze``: prompt-augmentation consistency of policies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,18 +17,13 @@ from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
 """Thresholds of Qu et al."""
-CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
 
-COLUMNS: dict[str, Callable[[pd.Series], str]] = {
-    "Task": lambda row: row["task"],
-    "N": lambda row: f"{row['pairs']:,}",
-    "Binary l1": lambda row: f"{row['l1']:.4f}",
-    "tau": lambda row: f"{row['tau']:g}",
-    "Coverage (%)": lambda row: _percent(row["coverage"]),
-    "Clean accuracy (%)": lambda row: _percent(row["clean_accuracy"]),
-    "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
+SHARES = {
+    "Coverage (%)": "coverage",
+    "Clean accuracy (%)": "clean_accuracy",
+    "Direction agreement (%)": "direction_agreement",
 }
-"""Columns of the table of Qu et al., over the rows of ``consistency_by_threshold``."""
+"""Columns of the table of Qu et al., after task, number of pairs, binary l1 and tau."""
 
 
 def analyze(
@@ -44,8 +39,8 @@ def analyze(
     """Measures how policies of finished runs agree with themselves under augmented prompts (Qu et al.).
 
     Each run's policy is the probe and its base the reference; labels are the original ones, without injected
-    noise. Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
-    ``pairs-SPLIT.parquet`` with the values of every pair. Values are cached, so a second call resumes.
+    noise. Writes ``consistency-SPLIT.csv`` (with standard errors) and ``.md``, and ``pairs-SPLIT.parquet``
+    with the values of every pair. Values are cached, so a second call resumes.
 
     Args:
         runs: folders of preference runs.
@@ -91,10 +86,18 @@ def analyze(
         notes.append(_note(label, run, step, split, frame))
         judged.append(frame)
     table = pd.concat(parts, ignore_index=True)
-    notes.append("Standard errors, in the CSV and the figure, are clustered by prompt.")
-    text = _write(folder, split, table, pd.concat(judged, ignore_index=True), notes)
+    notes.append("Standard errors, in the CSV, are clustered by prompt.")
+    write_frame(folder / f"pairs-{split}.parquet", pd.concat(judged, ignore_index=True))
+    write_frame(folder / f"consistency-{split}.csv", table)
+    cells = [["Task", "N", "Binary l1", "tau", *SHARES], ["---"] * (4 + len(SHARES))]
+    for _, row in table.iterrows():
+        first = [row["task"], f"{row['pairs']:,}", f"{row['l1']:.4f}", f"{row['tau']:g}"]
+        cells.append([*first, *(_percent(row[name]) for name in SHARES.values())])
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    text = "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    write_text(folder / f"consistency-{split}.md", text)
     print_result(Markdown(text))
-    print(f"Table, figure and values per pair: {folder}")
+    print(f"Table and values per pair: {folder}")
     return table
 
 
@@ -122,24 +125,3 @@ def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFra
 
 def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.2f}"
-
-
-def _write(folder: Path, split: str, table: pd.DataFrame, pairs: pd.DataFrame, notes: list[str]) -> str:
-    """Write all files, and return the text of the Markdown file."""
-    from ..analysis.consistency_figure import draw_consistency
-
-    name = f"consistency-{split}"
-    write_frame(folder / f"pairs-{split}.parquet", pairs)
-    write_frame(folder / f"{name}.csv", table)
-    cells = [[cell(row) for cell in COLUMNS.values()] for _, row in table.iterrows()]
-    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells)]
-    lines += ["", *(f"- {note}" for note in notes)]
-    text = "\n".join(lines) + "\n"
-    write_text(folder / f"{name}.md", text)
-    taus = sorted(set(table["tau"]))
-    curves = {
-        task: consistency_by_threshold(pairs[pairs["task"].eq(task)], sorted({*CURVE, *taus}))
-        for task in table["task"].unique()
-    }
-    draw_consistency(curves, taus, folder / name)
-    return text

@@ -58,8 +58,9 @@ def quickstart(
     _print_step(3, "An audit of the DPO run's labels, and a second pass with soft labels")
     refine(dpo, beta=1.0, scorer="policy", anyway=True)
     _print_step(4, "All three side by side")
-    compare([dpo, pacmr, refined], str(folder / "comparison.png"))
-    print(f"Suspected label errors: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
+    compare([dpo, pacmr, refined])
+    print(f"Suspected label errors: {refined}/audit/report.html")
+    print(f"Curves, and figures of weights: tensorboard --logdir {folder}")
 
 
 def _print_step(step: int, what: str) -> None:

@@ -84,7 +84,7 @@ def sweep(
 def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> None:
     """Judge the cells' responses, then run ``afterwards`` (or print it)."""
     if sweep.evaluate:
-        from ..sweep.evaluation import judge_cells
+        from ..sweep.results import judge_cells
 
         judge_cells(sweep, found)
     if sweep.afterwards and all(state_of(cell) == "done" for cell in found):

@@ -1,5 +1,6 @@
 """Dtype of a base model and other numerical settings."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -68,3 +69,15 @@ def numerics(device: torch.device | str) -> dict[str, str]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "torch": torch.__version__,
     }
+
+
+def clustered_standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
+    """Return the cluster-robust standard error of a mean of (N,) values; NaN for fewer than two clusters.
+
+    sqrt(G / (G - 1) * sum over G clusters of (sum of deviations from the mean)^2) / N.
+    """
+    sums = np.bincount(clusters, values - values.mean()) if len(values) else np.zeros(0)
+    count = len(np.unique(clusters))
+    if count < 2:
+        return math.nan
+    return math.sqrt(count / (count - 1) * np.square(sums).sum()) / len(values)

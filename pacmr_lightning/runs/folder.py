@@ -57,8 +57,8 @@ def weight_parts(run_folder: str | Path) -> list[Path]:
     return sorted((local_path(run_folder) / WEIGHTS).glob("part-*.parquet"))
 
 
-def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:
-    """Return the recorded values of every pair at every visit, or of the ``last`` visits, in whole steps.
+def read_weights(run_folder: str | Path) -> pd.DataFrame:
+    """Return the recorded values of every pair at every visit.
 
     One row per pair per visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
     ``delta`` (implicit reward margin and sum before the update), ``a`` and ``b`` (NaN if undefined),
@@ -82,8 +82,7 @@ def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFram
                 f"{part} is not a readable Parquet file; train again, or delete it and continue without."
             ) from None
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
-    frame = frame.sort_values("step", kind="stable", ignore_index=True)
-    return frame if last is None else frame[frame["step"] >= frame["step"].tail(last).min()]
+    return frame.sort_values("step", kind="stable", ignore_index=True)
 
 
 MARGIN, KL = 0.005, 1e-4

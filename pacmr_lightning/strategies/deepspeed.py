@@ -78,7 +78,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Build the engine."""
-        self.precision_plugin = _AsLoaded(self.precision_plugin.precision)
+        self.precision_plugin = _AsLoaded(self.precision_plugin.precision)  # type: ignore[arg-type]
         super().setup(trainer)
         if self.zero_stage_3:
             import deepspeed

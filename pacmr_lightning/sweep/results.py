@@ -1,20 +1,25 @@
-"""Results of a sweep's finished cells, with means and differences over seeds."""
+"""Results of a sweep's finished cells: measures, judgements, and means and differences over seeds."""
 
-import json
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..runs.folder import SAMPLES, WEIGHT_GAP_TABLE, read_summary
+from ..evaluation.answer_store import AnswerStore, content_key
+from ..evaluation.judging import cost_before
+from ..evaluation.response_files import read_responses
+from ..evaluation.win_rate import OUTCOMES, VERDICTS, judge_pairs, outcome_rates, read_judged, response_pairs
+from ..runs.folder import SAMPLES, read_summary
 from .cells import Cell, anchor_cells, short_name
-from .evaluation import judged_wins
-from .spec import Sweep
+from .spec import Evaluation, Sweep
+from .state import has_responses
 
 
 @dataclass(frozen=True)
@@ -27,26 +32,33 @@ class Measure:
     """Getter from the summary; None for comparisons with the anchor's samples."""
 
 
+def _metric(name: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda summary: summary["metrics"].get(name)
+
+
 MEASURES = {
-    "gold_reward": Measure("Gold reward", 2, lambda s: s["metrics"].get("val/gold_reward")),
+    "gold_reward": Measure("Gold reward", 2, _metric("val/gold_reward")),
     "win_rate": Measure("Win rate (%)", 2),
     "win_score": Measure("Win-score", 4),
     "val_accuracy": Measure("Validation accuracy", 3, itemgetter("val_accuracy")),
-    "gold_accuracy": Measure("Accuracy by the gold sign", 3, lambda s: s["metrics"].get("val/gold_accuracy")),
+    "gold_accuracy": Measure("Accuracy by the gold sign", 3, _metric("val/gold_accuracy")),
     "weight_gap": Measure("Weight gap", 4, itemgetter("weight_gap")),
     "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
     "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
 }
 """Measures to maximize."""
-KL = {"sequence_kl": Measure("Sequence KL", 2, lambda s: s["metrics"].get("val/sequence_kl"))}
+KL = {"sequence_kl": Measure("Sequence KL", 2, _metric("val/sequence_kl"))}
 WEIGHTS = {
     f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 4, itemgetter(f"weight_mean_{kind}"))
     for kind in ("unflipped", "flipped")
 }
 PROBE = {
-    "probe_mean_unflipped": Measure("Mean weight (unflipped)", 4),
-    "probe_mean_flipped": Measure("Mean weight (flipped)", 4),
-    "probe_gap": Measure("Weight gap", 4),
+    f"probe_{name}": Measure(heading, 4, _metric(f"pair_weights/probe_{name}"))
+    for name, heading in (
+        ("mean_unflipped", "Mean weight (unflipped)"),
+        ("mean_flipped", "Mean weight (flipped)"),
+        ("gap", "Weight gap"),
+    )
 }
 """Weights of the same training pairs in all runs, by the final weight function."""
 VNET = {
@@ -64,6 +76,10 @@ JUDGED = {
     "invalid": Measure("Answers without a verdict (%)", 1),
 }
 """Measures of the verdicts over all seeds."""
+VERDICT_FOLDER = "judge"
+"""Folder of a cell's verdicts, inside the cell's; the default of ``pacmr judge``."""
+ANSWERS = "judge-answers.sqlite"
+"""The judge's answers, for all cells of a sweep's folder."""
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""
@@ -92,7 +108,6 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
-        row |= _probe_weights(cell)
         if summary["flip_auroc"] is None:  # all weights are equal
             row |= dict.fromkeys([*WEIGHTS, *PROBE, "weight_gap"])
         anchor = anchors.get(cell.name)
@@ -106,32 +121,23 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
 
 
+def varied_columns(sweep: Sweep, method: str) -> dict[str, str]:
+    """Return the column of each option of which a method has several values."""
+    names = option_columns(sweep)
+    return {option: names[option] for option, values in sweep.methods[method].vary.items() if len(values) > 1}
+
+
 def row_label(sweep: Sweep, cell: Cell) -> str:
     """Return the method's label with its varied values."""
-    method = sweep.methods[cell.method]
-    several = [option for option, values in method.vary.items() if len(values) > 1]
-    names = [option_columns(sweep)[option] for option in several]
-    values = [cell.variation[option] for option in several]
-    words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
-    return ", ".join([method.label or cell.method, *words])
-
-
-def _probe_weights(cell: Cell) -> dict[str, float | None]:
-    """``PROBE`` from the last row of the callback WeightGap, None without one."""
-    path = cell.folder / WEIGHT_GAP_TABLE
-    if not path.exists():
-        return dict.fromkeys(PROBE)
-    last = pd.read_csv(path).iloc[-1]
-    return {name: last[name.removeprefix("probe_")] for name in PROBE}
+    varied = varied_columns(sweep, cell.method).items()
+    words = [f"{GREEK.get(name, name)} = {cell.variation[option]}" for option, name in varied]
+    return ", ".join([sweep.methods[cell.method].label or cell.method, *words])
 
 
 def _sampled_rewards(cell: Cell) -> np.ndarray | None:
     """(S,) gold rewards of the run's sampled responses, prompt by prompt."""
     path = cell.folder / SAMPLES
-    if not path.exists():
-        return None
-    with path.open(encoding="utf-8") as file:
-        return np.array([json.loads(line)["gold_reward"] for line in file])
+    return np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
 
 
 def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
@@ -164,3 +170,92 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
                 found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
     option_columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
     return pd.DataFrame(found, columns=option_columns)
+
+
+def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return each cell with the anchor's cell that it is compared with."""
+    anchors = anchor_cells(sweep, found)
+    return [(cell, anchors[cell.name]) for cell in found if cell.name in anchors]
+
+
+def judged(evaluate: Evaluation, cell: Cell, anchor: Cell) -> dict[str, Any] | None:
+    """Return the summary of a comparison; None if the present responses have not been judged."""
+    if not (has_responses(cell) and has_responses(anchor)):
+        return None
+    files = (cell.responses, anchor.responses)
+    return read_judged(cell.folder / VERDICT_FOLDER, files, evaluate.judge, evaluate.seed)
+
+
+def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
+    """Judge the responses of cells that have no verdicts yet; print the cost first.
+
+    Raises:
+        UserError: the judge fails, or responses of two cells are to other prompts.
+    """
+    evaluate = sweep.evaluate
+    assert evaluate is not None
+    left = [
+        (cell, anchor)
+        for cell, anchor in comparisons(sweep, found)
+        if has_responses(cell)
+        and has_responses(anchor)
+        # None, or with questions that have no answer and are asked again.
+        and ((summary := judged(evaluate, cell, anchor)) is None or summary["unanswered"])
+    ]
+    if not left:
+        return
+    pairs = {cell.name: response_pairs(cell.responses, anchor.responses) for cell, anchor in left}
+    asked = [pair for each in pairs.values() for pair in each if not pair.identical]
+    judge = evaluate.judge
+    with AnswerStore(Path(sweep.output) / ANSWERS) as answers:
+        prices = (evaluate.prompt_price, evaluate.completion_price)
+        questions = judge.questions(asked, answers)
+        cost = cost_before(judge, questions, prices) if questions else "no calls"
+        print(f"Judging {len(left)} comparisons with {judge.name}: {cost}.", file=sys.stderr)
+        for cell, anchor in left:
+            files = (str(cell.responses), str(anchor.responses))
+            folder = cell.folder / VERDICT_FOLDER
+            result, *_ = judge_pairs(pairs[cell.name], files, judge, answers, folder, evaluate.seed, prices)
+            score, missing = result.win_score, result.unanswered
+            line = f"{cell.name}: win-score {score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+            if missing:
+                line += f"; no answer to {missing:.1%} of the questions, which the next run asks again"
+            print(line, file=sys.stderr)
+
+
+def judged_wins(evaluate: Evaluation, cell: Cell, anchor: Cell | None) -> dict[str, float | None]:
+    """Return win rate (%) and win-score by the judge, None for a cell that has not been judged."""
+    summary = None if anchor is None else judged(evaluate, cell, anchor)
+    if summary is None:
+        return {"win_rate": None, "win_score": None}
+    return {"win_rate": 100 * summary["win_rate"]["value"], "win_score": summary["win_score"]["value"]}
+
+
+def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.DataFrame:
+    """Return win rates over all seeds together, whose intervals resample prompts with all their pairs.
+
+    One row per row of the tables (``labels``, by a cell's name), noise rate and ``measure``: ``pairs``, in %
+    ``win_rate``, ``tie_rate``, pairs that ``flipped`` with the order and answers without a verdict
+    (``invalid``), and ``win_score``. Columns: ``value``, and ``low`` and ``high`` of the rates and the score.
+    """
+    assert sweep.evaluate is not None
+    groups: dict[tuple[str, float], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
+    for cell, anchor in comparisons(sweep, done):
+        if (summary := judged(sweep.evaluate, cell, anchor)) is not None:
+            verdicts = pd.DataFrame(read_responses(cell.folder / VERDICT_FOLDER / VERDICTS))
+            groups.setdefault((labels[cell.name], cell.noise), []).append((summary, verdicts))
+    found = []
+    for (label, noise), members in groups.items():
+        frame = pd.concat([verdicts for _, verdicts in members])
+        _, prompts = np.unique(frame["prompt"].map(content_key), return_inverse=True)
+        outcomes = frame["verdict"].map(OUTCOMES.index).to_numpy()
+        win, tie, _, score, _ = outcome_rates(outcomes, prompts, sweep.evaluate.seed)
+        row: dict[str, Any] = {"row": label, "noise": noise}
+        flipped = [summary["flipped"] or 0 for summary, _ in members]
+        broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
+        means = {"flipped": 100 * np.mean(flipped), "invalid": 100 * np.mean(broken), "pairs": len(frame)}
+        found += [row | {"measure": measure, "value": value} for measure, value in means.items()]
+        for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
+            values = {key: factor * value for key, value in asdict(one).items()}
+            found.append(row | {"measure": measure} | values)
+    return pd.DataFrame(found)

@@ -2,9 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +23,7 @@ def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
     waiting, failed = list(left), 0
     running: dict[BaseProcess, tuple[Cell, str | None]] = {}
     with only_one(Path(sweep.output)):
-        prepare(sweep, partial(_run_to_end, ",".join(_gpus()) if sweep.devices else None))
+        prepare(sweep)
         try:
             # In a log, one line per cell replaces the bar.
             with tqdm(total=done + len(left), initial=done, unit="cell", disable=None) as bar:
@@ -77,8 +76,9 @@ def slots_of(sweep: Sweep, jobs: int) -> list[str | None]:
     return [",".join(gpus[i : i + sweep.devices]) for i in range(0, needed, sweep.devices)]
 
 
-def prepare(sweep: Sweep, run: Callable[[list[list[str]], Path], int]) -> None:
-    """Make the missing preparations; ``run`` takes commands and a log and returns the exit status."""
+def prepare(sweep: Sweep) -> None:
+    """Make the missing preparations, on all GPUs if cells have some."""
+    gpus = ",".join(_gpus()) if sweep.devices else None
     for number, preparation in enumerate(sweep.preparations(), 1):
         if Path(preparation.output).exists():
             continue
@@ -88,15 +88,12 @@ def prepare(sweep: Sweep, run: Callable[[list[list[str]], Path], int]) -> None:
         words = command_words(preparation.command)
         if words[0] == "fit" and "--ckpt_path" not in words:
             words += ["--ckpt_path", "last"]  # an interrupted one goes on; else it begins
-        if run([words], log) or not Path(preparation.output).exists():
+        failed = worker.finish(worker.start([words], log, gpus))
+        if failed or not Path(preparation.output).exists():
             raise UserError(
                 f"pacmr {preparation.command} did not make {preparation.output} ({state.last_line(log)}); "
                 f"look into {log}."
             )
-
-
-def _run_to_end(gpus: str | None, commands: list[list[str]], log: Path) -> int:
-    return worker.finish(worker.start(commands, log, gpus))
 
 
 @contextmanager

@@ -109,16 +109,11 @@ def ready(cell: Cell) -> bool:
 def end(cell: Cell, status: int) -> bool:
     """Save a run's exit status, negative for a signal; return false if the cell must run again.
 
-    A run that was stopped by SIGTERM goes on. A run resumed at its last update trains nothing, and writes no
-    summary.
+    A run that was stopped by SIGTERM goes on.
     """
-    record = _read(cell)
-    if status == 0 and not (cell.folder / SUMMARY).exists():
-        if last_line(cell.folder / LOG).startswith("Stopped by"):
-            return False
-        if record["resumed"]:
-            shutil.rmtree(cell.folder / CHECKPOINTS)
-            return False
+    record, stopped = _read(cell), last_line(cell.folder / LOG).startswith("Stopped by")
+    if status == 0 and stopped and not (cell.folder / SUMMARY).exists():
+        return False
     predicted = {"predicted": _predicted(cell)} if cell.predict and status == 0 else {}
     _write(cell, record | {"exit": status} | predicted)
     return True

@@ -1,16 +1,15 @@
 """Tables of a sweep in the layouts of Qu et al., as Markdown, LaTeX and CSV."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
-from ..files import write_text
+from ..files import save_figure, write_text
 from .cells import Cell
-from .evaluation import pooled
 from .results import (
     GREEK,
     JUDGED,
@@ -20,10 +19,11 @@ from .results import (
     VNET,
     WEIGHTS,
     differences,
-    option_columns,
+    pooled,
     results,
     row_label,
     seed_means,
+    varied_columns,
 )
 from .spec import Sweep
 
@@ -61,6 +61,8 @@ class Value:
 
 
 Entry = Value | str
+Line = tuple[list[str], list[tuple[str, str, float]]]
+"""Labels, and row, measure and noise rate of each number."""
 
 
 @dataclass
@@ -105,20 +107,18 @@ class Table:
 
     def csv(self) -> str:
         """Return unrounded numbers, each followed by its standard error, and its interval if known."""
-        found: dict[str, list[float | str | None]] = {}
-        for i, heading in enumerate(self._flat):
-            entries = [row[i] for row in self.rows]
-            if self._numbers[i]:
-                found[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
-                name = f"{heading}, standard error"
-                found[name] = [e.stderr if isinstance(e, Value) else None for e in entries]
-                bounds = [e.interval if isinstance(e, Value) else None for e in entries]
-                if any(bounds):
-                    for place, end in enumerate(("low", "high")):
-                        found[f"{heading}, {end}"] = [each[place] if each else None for each in bounds]
-            else:
-                found[heading] = [e for e in entries if isinstance(e, str)]
-        return pd.DataFrame(found).to_csv(index=False)
+        lines = []
+        for row in self.rows:
+            line: dict[str, float | str] = {}
+            for heading, entry in zip(self._flat, row, strict=True):
+                if isinstance(entry, str):
+                    line[heading] = entry
+                    continue
+                line |= {heading: entry.mean, f"{heading}, standard error": entry.stderr}
+                if entry.interval is not None:
+                    line |= dict(zip((f"{heading}, low", f"{heading}, high"), entry.interval, strict=True))
+            lines.append(line)
+        return pd.DataFrame(lines).to_csv(index=False)
 
 
 def _latex(entry: Entry) -> str:
@@ -143,7 +143,7 @@ def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: 
 
 def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     """Write the tables and figures of finished cells to ``report``; return the path of ``tables.md``."""
-    from .figures import draw_all, draw_vnets
+    from .figures import draw_noise, draw_vnets
 
     folder = Path(sweep.report or sweep.output)
     frame = results(sweep, done)
@@ -159,7 +159,8 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     names = [f"{row['row']} at {row['noise']:.0%}, seed {row['seed']}" for _, row in idle.iterrows()]
     note = f"VNet made no update in: {'; '.join(names)}. Their weights never changed.\n\n" if names else ""
     page = write(folder, tables(sweep, frame, judged), texts, note)
-    draw_all(sweep, frame, folder / "figures")
+    if (figure := draw_noise(frame)) is not None:
+        save_figure(figure, folder / "figures/noise-rates")
     draw_vnets(done, folder / "figures")
     return page
 
@@ -192,10 +193,8 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
         found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
-    names = option_columns(sweep)
     for name, method in sweep.methods.items():
-        options = [names[option] for option, values in method.vary.items() if len(values) > 1]
-        part = frame[frame["method"].eq(name)]
+        options, part = [*varied_columns(sweep, name).values()], frame[frame["method"].eq(name)]
         if options and len(part):
             symbols = " and ".join(GREEK.get(option, option) for option in options)
             caption = f"{method.label or name} over {symbols}; {over}"
@@ -213,26 +212,17 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
 
 
 def _by_method(
-    name: str,
-    caption: str,
-    frame: pd.DataFrame,
-    numbers: pd.DataFrame,
-    measures: Sequence[str],
+    name: str, caption: str, frame: pd.DataFrame, numbers: pd.DataFrame, measures: Sequence[str]
 ) -> Table:
     """Methods in rows, bounds last; noise rates in columns, per measure."""
-    asked = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
-    groups = [MEASURES[measure].heading if len(measures) > 1 else "" for measure, _ in asked]
+    columns = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
     headings = [("", "Method")]
-    headings += [(group, f"{rate:.0%} flipped") for group, (_, rate) in zip(groups, asked, strict=True)]
+    for measure, rate in columns:
+        headings.append((MEASURES[measure].heading if len(measures) > 1 else "", f"{rate:.0%} flipped"))
     known = numbers[numbers["measure"].isin(measures)]["row"]
-    rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")
-    fair = rows[~rows["bound"]]["row"]
-    best = {column: _best(numbers, fair, *column) for column in asked}
-    entries = [
-        [row, *(_value(numbers, row, *column, row in best[column]) for column in asked)]
-        for row in rows["row"]
-    ]
-    return Table(name, caption, headings, entries)
+    rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")["row"]
+    lines = [([row], [(row, *column) for column in columns]) for row in rows]
+    return Table(name, caption, headings, _entries(lines, frame, numbers))
 
 
 def _by_noise(
@@ -244,35 +234,34 @@ def _by_noise(
     measures: Sequence[str] = HEADLINE,
 ) -> Table:
     """Noise rates in rows, each with the frame's rows, named by ``keys``."""
-    numbers = numbers[numbers["row"].isin(part["row"])]
-    measures = [measure for measure in measures if measure in set(numbers["measure"])]
+    known = set(numbers[numbers["row"].isin(part["row"])]["measure"])
+    measures = [measure for measure in measures if measure in known]
     named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
     headings = [("", heading) for heading in [*named, *(_SHOWN[measure].heading for measure in measures)]]
-    entries: list[list[Entry]] = []
-    for key, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
-        rate = cast("float", key)
-        fair = rows[~rows["bound"]]["row"]
-        best = {name: _best(numbers, fair, name, rate) for name in measures if name in MEASURES}
-        for _, row in rows.iterrows():
-            label = [str(row["task"]), f"{rate:.0%}", *(str(row[key]) for key in keys)]
-            values = [_value(numbers, row["row"], m, rate, row["row"] in best.get(m, ())) for m in measures]
-            entries.append([*label, *values])
-    return Table(name, caption, headings, entries)
+    lines = []
+    for _, row in part.drop_duplicates(["row", "noise"]).sort_values("noise", kind="stable").iterrows():
+        labels = [str(row["task"]), f"{row['noise']:.0%}", *(str(row[key]) for key in keys)]
+        lines.append((labels, [(row["row"], measure, row["noise"]) for measure in measures]))
+    return Table(name, caption, headings, _entries(lines, part, numbers))
 
 
-def _best(numbers: pd.DataFrame, rows: pd.Series, measure: str, rate: float) -> set[str]:
-    """Rows with the largest mean at the displayed precision; none if all are equal."""
-    asked = numbers["row"].isin(rows) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)
-    shown = numbers[asked].set_index("row")["mean"].round(_SHOWN[measure].digits)
-    return set(shown.index[shown.eq(shown.max())]) if shown.nunique() > 1 else set()
+def _entries(lines: Sequence[Line], frame: pd.DataFrame, numbers: pd.DataFrame) -> list[list[Entry]]:
+    """Return filled lines; the largest means at the displayed precision are marked, unless all are equal."""
+    found = {(one["row"], one["measure"], one["noise"]): one for _, one in numbers.iterrows()}
+    fair = set(frame[~frame["bound"]]["row"])
+    shown: defaultdict[tuple[str, float], dict[str, float]] = defaultdict(dict)
+    for (row, measure, rate), one in found.items():
+        if row in fair and measure in MEASURES:
+            shown[measure, rate][row] = round(one["mean"], MEASURES[measure].digits)
 
+    def entry(row: str, measure: str, rate: float) -> Entry:
+        if (row, measure, rate) not in found:
+            return ""
+        one, means = found[row, measure, rate], shown[measure, rate]
+        best = len(set(means.values())) > 1 and means.get(row) == max(means.values())
+        # Between seeds where there are several, else between prompts.
+        known = math.isnan(one["stderr"]) and not math.isnan(one.get("low", math.nan))
+        interval = (one["low"], one["high"]) if known else None
+        return Value(one["mean"], one["stderr"], _SHOWN[measure].digits, best, interval)
 
-def _value(numbers: pd.DataFrame, row: str, measure: str, rate: float, best: bool) -> Entry:
-    found = numbers[numbers["row"].eq(row) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)]
-    if found.empty:
-        return ""
-    one = found.iloc[0]
-    # Between seeds where there are several, else between prompts.
-    known = math.isnan(one["stderr"]) and not math.isnan(one.get("low", math.nan))
-    interval = (one["low"], one["high"]) if known else None
-    return Value(one["mean"], one["stderr"], _SHOWN[measure].digits, best, interval)
+    return [[*labels, *(entry(*key) for key in keys)] for labels, keys in lines]

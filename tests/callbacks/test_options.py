@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pacmr_lightning import callbacks
-from pacmr_lightning.callbacks.interval import Interval
+from pacmr_lightning.callbacks.recurring import Recurring
 from pacmr_lightning.errors import UserError
 
 
@@ -53,7 +53,7 @@ def test_an_interval_may_be_a_share_of_the_run(updates):
     """A tenth is due ten times in a run of any length, and at its end."""
 
     def steps_of(every):
-        interval, trainer, steps = Interval(every), SimpleNamespace(estimated_stepping_batches=updates), []
+        interval, trainer, steps = Recurring(every), SimpleNamespace(estimated_stepping_batches=updates), []
         for trainer.global_step in range(1, updates + 1):
             steps += [trainer.global_step] * interval.is_due(trainer)
         return steps
@@ -64,4 +64,4 @@ def test_an_interval_may_be_a_share_of_the_run(updates):
     assert steps_of(10) == list(range(10, updates + 1, 10)) and steps_of(1.0) == [updates]
     endless = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
     with pytest.raises(UserError, match=r"every is 0\.1, a share of the run, but the run has no end"):
-        Interval(0.1).is_due(endless)
+        Recurring(0.1).is_due(endless)

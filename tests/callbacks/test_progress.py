@@ -20,8 +20,6 @@ def test_scalars_in_tensorboard(fit, tmp_path, validation):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     last = {tag.removeprefix("wall_clock/train/"): events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    assert (last["batches"][-1].value, last["samples"][-1].value) == (12, 96)
-    assert last["lengths"][-1].value == 96 * 4.5 and last["time"][-1].value > 0
     rates = [last[f"device/{kind}_per_sec"] for kind in ("batches", "samples", "items")]
     assert [len(values) for values in rates] == [10] * 3
     updates, pairs, tokens = (values[-1].value for values in rates)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pacmr_lightning.callbacks import visits as module
-from pacmr_lightning.callbacks.visits import LastVisits
+from pacmr_lightning.callbacks import recurring as module
+from pacmr_lightning.callbacks.recurring import LastVisits
 
 BATCH, STEPS = 6, 9
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit
 
 from pacmr_lightning.analysis.consistency import check_taus, consistency_by_threshold, passes
-from pacmr_lightning.analysis.standard_error import clustered_standard_error
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
+from pacmr_lightning.policy.numerics import clustered_standard_error
 
 TAUS = (0.5, 0.55, 0.6, 0.7, 0.95)
 REWARDS = st.floats(-20, 20).filter(lambda u: abs(u) > 1e-6)

@@ -1,14 +1,10 @@
-"""Surfaces: VNet on a grid, the density of its visits; ``pacmr compare --output`` draws and refuses them."""
+"""VNet's surfaces: the network on a grid, the density of its visits, files and figures."""
 
-from functools import partial
-
-import matplotlib.image
 import numpy as np
 import pytest
 import torch
 from scipy.special import expit
 
-from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import (
     Surface,
     Visits,
@@ -19,13 +15,7 @@ from pacmr_lightning.analysis.surface import (
     slope_and_offset,
 )
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.analysis.surface_page import run_names, write_surface_page
-from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.commands.compare import compare
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.weighting.vnet import VNet
-
-main = partial(run_tool, "compare", compare)
 
 
 def surface(
@@ -45,30 +35,9 @@ def surface(
     return Surface(step, "pacmr", task, noise, *axes, a, b, density(visits, *axes), visits)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    for step in (100, 200):
-        made = surface(lambda delta, u: 1 + 0.05 * u - 0.02 * delta, -0.5, noise=0.4, step=step)
-        save_surface(made, tmp_path / "pacmr-0.4")
-    return [str(tmp_path / "pacmr-0.4")]
-
-
 def visits_of(u, delta):
     u, delta = np.asarray(u, np.float32), np.asarray(delta, np.float32)
     return Visits(u, delta, np.full_like(u, 0.5), np.zeros(len(u), np.int8))
-
-
-def test_one_run(runs, tmp_path, capsys):
-    """Runs that have not finished are drawn; one that has no VNet is in the table alone."""
-    plain = tmp_path / "dpo"
-    plain.mkdir()
-    (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}, "val_accuracy": 0.875}')
-    cli.main(["compare", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
-    printed = capsys.readouterr().out
-    assert "0.875" in printed and printed.count("pacmr") == 0
-    assert {path.name for path in tmp_path.glob("one*")} == {"one.png", "one.pdf"}
-    assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
-    assert matplotlib.image.imread(tmp_path / "one.png")[..., :3].std() > 0.05
 
 
 def test_panels_of_the_figures():
@@ -95,12 +64,6 @@ def test_pairs_that_are_all_alike_can_be_drawn(tmp_path):
         draw(made).savefig(tmp_path / "figure.png")
 
 
-def test_headings_tell_runs_apart():
-    tldr, unknown = surface(), surface(noise=float("nan"))
-    assert run_names([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
-    assert run_names([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
-
-
 def test_what_is_saved_is_loaded(tmp_path):
     for noise in (0.3, float("nan")):
         made = surface(lambda delta, u: delta + u, noise=noise)
@@ -112,25 +75,6 @@ def test_what_is_saved_is_loaded(tmp_path):
             np.testing.assert_array_equal(getattr(found.visits, name), getattr(made.visits, name))
         assert (found.step, found.method, found.task) == (200, "pacmr", "tldr")
         np.testing.assert_equal(found.noise_rate, noise)
-
-
-def test_bad_input(runs, tmp_path):
-    plain = tmp_path / "dpo"
-    plain.mkdir()
-    (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}}')
-    page = str(tmp_path / "page.png")
-    with pytest.raises(UserError, match="train with the callback VNetSurfaces"):
-        main([str(plain), "--output", page])
-    with pytest.raises(UserError, match=r"none/summary\.json does not exist"):
-        main([runs[0], str(tmp_path / "none"), "--output", page])
-    with pytest.raises(UserError, match="no surfaces of step 150; choose one of 100, 200, or last"):
-        write_surface_page([runs[0]], page, 150)
-    with pytest.raises(UserError, match=r"must end in .png or .pdf"):
-        main([runs[0], "--output", str(tmp_path / "page.svg")])
-    (tmp_path / "pacmr-0.4" / "analysis" / "surfaces-step-00200.npz").write_bytes(b"PK\x03\x04 half")
-    with pytest.raises(UserError, match="cannot be read as surfaces"):
-        main([runs[0], "--output", page])
-    assert not list(tmp_path.glob("page*"))
 
 
 def test_slope_and_offset_of_a_network():

@@ -1,20 +1,70 @@
-"""Window over the last visits of pairs on all ranks, and a base of callbacks that use it."""
+"""Bases of callbacks that look at a run at intervals, some of them at the last visits of its pairs."""
 
+import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.strategies.ranks import on_all_ranks
 
-from .interval import Recurring
+
+class Recurring(Callback):
+    """Base of callbacks that look at a run at intervals, as its validation does, and at the end.
+
+    Args:
+        every: as Lightning's ``val_check_interval``: an integer is a number of policy updates; a float in
+            (0, 1] is a share of the fit's updates, 0.1 for ten times in any run; None means never.
+
+    Raises:
+        UserError: ``every`` is out of range.
+    """
+
+    def __init__(self, every: int | float | None):
+        super().__init__()
+        # type(), since 1 is an update and 1.0 a run.
+        if every is not None and not (every >= 1 if type(every) is int else 0 < every <= 1):
+            raise UserError(
+                f"every is {every}, but it must be a number of policy updates from 1, a share of the run in "
+                "(0, 1], such as 0.1 for ten times a run, or null for none."
+            )
+        self.every = every
+
+    @abstractmethod
+    def look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Act after an update; all ranks call it."""
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Return whether ``look`` is due after this update; UserError for a share of a run without an end."""
+        if not isinstance(self.every, float):
+            return self.every is not None and trainer.global_step % self.every == 0
+        if math.isinf(trainer.estimated_stepping_batches):
+            raise UserError(
+                f"every is {self.every}, a share of the run, but the run has no end; set trainer.max_epochs "
+                "or trainer.max_steps, or give every as a number of updates."
+            )
+        between = self.every * trainer.estimated_stepping_batches
+        # Rounded, so that ten tenths are a whole.
+        steps = (trainer.global_step, trainer.global_step - 1)
+        done, before = (math.floor(round(step / between, 9)) for step in steps)
+        return done > before
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Call ``look`` if due."""
+        if self.is_due(trainer):
+            self.look(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Call ``look`` unless it came after the last update, while the ranks can still communicate."""
+        if not self.is_due(trainer):
+            self.look(trainer, pl_module)
 
 
 def record_of(outputs: Any) -> PairRecord:
@@ -73,24 +123,19 @@ class VisitsCallback(Recurring):
 
     Args:
         window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
-        columns: values per visit.
-        every: updates between two calls of ``process``, or a share of the run; see ``Interval``.
+        every: updates between two calls of ``process``, or a share of the run; see ``Recurring``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
     """
 
-    def __init__(self, window: int, columns: int, every: int | float | None = None):
+    def __init__(self, window: int, every: int | float | None = None):
         super().__init__(every)
-        self._visits = LastVisits(window, columns)
-
-    @abstractmethod
-    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return the (N,) values of each column, of a step's visits."""
+        self._visits = LastVisits(window, columns=4)
 
     @abstractmethod
     def process(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; all ranks call it."""
+        """Process K visits, rows of step, u, Delta, weight and flipped; all ranks call it."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
@@ -108,8 +153,10 @@ class VisitsCallback(Recurring):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Add the step's pairs, and process them if due."""
+        record = record_of(outputs)
         # global_step already counts this update.
-        self._visits.add(trainer.global_step - 1, *self.columns_of(record_of(outputs)))
+        columns = (record.u, record.delta, record.weight, record.flipped)
+        self._visits.add(trainer.global_step - 1, *columns)
         super().on_train_batch_end(trainer, pl_module, outputs)
 
     def look(self, trainer: Trainer, pl_module: Any) -> None:
