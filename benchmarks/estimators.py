@@ -24,33 +24,24 @@ from timed_runs import quiet
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.meta_gradient import (
-    CentralDifference,
-    GhostDotProduct,
-    MetaGradientEstimator,
-)
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, MetaGradientEstimator
 from pacmr_lightning.meta_gradient.gradient import add_gradient, norm, zeros
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 
+Direction = dict[str, torch.Tensor]
 BETA = 0.1
 NORMS = [10.0**k for k in (-4, -3, -2, -1, 0, 1)]
-ESTIMATORS: dict[str, MetaGradientEstimator] = {
-    "central difference, raw step 3e-3": CentralDifference(3e-3, clip=None),
-    "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
-    "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
-    "ghost dot product": GhostDotProduct(clip=None),
+# Each with its colour, and where its name stands: number of the norm, points above the line.
+ESTIMATORS: dict[str, tuple[MetaGradientEstimator, str, int, int]] = {
+    "central difference, step 0.003": (CentralDifference(3e-3, clip=None), "#0072B2", 0, 8),
+    "step 0.003 / |d|": (CentralDifference(3e-3, relative=True, clip=None), "#D55E00", 1, 8),
+    "step 0.1 / |d|": (CentralDifference(0.1, relative=True, clip=None), "#009E73", 3, 8),
+    "GhostDotProduct": (GhostDotProduct(clip=None), "#444444", 0, 10),
 }
 WHOLE = "forward and backward pass"
-LABELS = {
-    "central difference, raw step 3e-3": ("#0072B2", 0, 8, "central difference, step 0.003"),
-    "central difference, step 3e-3 / |d|": ("#D55E00", 1, 8, "step 0.003 / |d|"),
-    "central difference, step 0.1 / |d|": ("#009E73", 3, 8, "step 0.1 / |d|"),
-    "ghost dot product": ("#444444", 0, 10, "GhostDotProduct"),
-}
-"""Colour, and where its name stands: number of the norm, points above the line."""
 
 
 def make_policy(folder: str, dtype: str) -> PolicyModel:
@@ -83,7 +74,7 @@ def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
     return DPO(BETA)(Rewards.of(policy.log_probs(batch), batch, BETA))
 
 
-def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
+def exact(policy: PolicyModel, batch: PairBatch, direction: Direction) -> torch.Tensor:
     """(N,) d . grad l_i in float64, one backward pass per pair."""
     policy = copy.deepcopy(policy).double()
     batch = batch.with_reference(policy.reference_log_probs(batch))
@@ -95,9 +86,7 @@ def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tens
     return torch.stack(values)
 
 
-def prepare(
-    folder: str, dtype: str, device: str, pairs: int
-) -> tuple[PolicyModel, PairBatch, dict[str, torch.Tensor]]:
+def prepare(folder: str, dtype: str, device: str, pairs: int) -> tuple[PolicyModel, PairBatch, Direction]:
     """Return a policy, a batch, and a direction of norm 1, the gradient of other pairs' loss."""
     policy = make_policy(folder, dtype).to(device)
     batch, other = (make_batch(pairs, seed, device) for seed in (0, 1))
@@ -109,15 +98,13 @@ def prepare(
     return policy, batch, {name: d / length for name, d in unit.items()}
 
 
-def call_of(
-    name: str, policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]
-) -> Callable[[], object]:
+def call_of(name: str, policy: PolicyModel, batch: PairBatch, direction: Direction) -> Callable[[], object]:
     """Return the call that is timed under a name."""
     if name == WHOLE:
         parameters = list(policy.adapter().values())
         return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
     pairs = RecomputedStepPairs(policy, DPO(BETA), batch, None)
-    return lambda: ESTIMATORS[name].coefficients(pairs, direction)
+    return lambda: ESTIMATORS[name][0].coefficients(pairs, direction)
 
 
 def peak_of(name: str, folder: str, dtype: str, device: str, pairs: int) -> float:
@@ -181,11 +168,11 @@ def draw(file: str, found: dict[str, dict[str, list[float]]]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for axis, (dtype, by_name) in zip(axes, found.items(), strict=True):
         for name, errors in by_name.items():
-            color, at, above, label = LABELS[name]
+            _, color, at, above = ESTIMATORS[name]
             axis.loglog(NORMS, errors, marker="o", ms=4, color=color)
             if axis is axes[0]:
                 place = {"xytext": (0, above), "textcoords": "offset points"}
-                axis.annotate(label, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
+                axis.annotate(name, (NORMS[at], errors[at]), **place, color=color, fontsize=11)
         axis.axhline(1, color="gray", lw=0.8, ls="--")
         axis.set_title(f"{dtype} base, fp32 adapter", fontsize=12)
         axis.set_xlabel("norm of d_meta", fontsize=11)

@@ -4,8 +4,6 @@ pacmr quickstart
 python -m research.overview runs/quickstart/pacmr --figure docs/overview.png
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -69,12 +67,10 @@ def draw_weights(axis: Axes, margin: Axes, surface: Surface) -> None:
         side = {"x": 0.97, "ha": "right", "transform": margin.get_yaxis_transform(), "color": color}
         margin.text(s=f"{name}\nmean {mean:.2f}", y=mean + 0.015, va="bottom", fontsize=8.5, **side)
     axis.plot(surface.u, surface.g[row], color="black", lw=2)
-    words = {"fontsize": 8.5, "va": "center"}
-    axis.text(0.03, 0.9, "weight function\nof VNet", transform=axis.transAxes, **words)
-    axis.text(
-        0.97, 0.42, "u of unflipped pairs", ha="right", transform=axis.transAxes, **words, color=UNFLIPPED
-    )
-    axis.text(0.03, 0.25, "u of flipped\npairs", transform=axis.transAxes, **words, color=FLIPPED)
+    words = {"fontsize": 8.5, "va": "center", "transform": axis.transAxes}
+    axis.text(0.03, 0.9, "weight function\nof VNet", **words)
+    axis.text(0.97, 0.42, "u of unflipped pairs", ha="right", **words, color=UNFLIPPED)
+    axis.text(0.03, 0.25, "u of flipped\npairs", **words, color=FLIPPED)
     axis.set(xlim=shown, ylim=(0, 1.03), ylabel="Weight g of a pair in the loss")
     axis.set_xlabel("Implicit reward margin u (nats)")
     axis.set_title("PACMR-DPO, 30% flipped labels", loc="left", fontsize=10)
@@ -104,9 +100,8 @@ def overview(run: str, *, figure: str) -> None:
         figure: PNG to write.
     """
     surface = load_surface(run)
-    drawing, axes = plt.subplots(
-        1, 3, figsize=(9, 3.4), width_ratios=(3, 1.1, 4.6), layout="constrained", dpi=200
-    )
+    shape = {"figsize": (9, 3.4), "width_ratios": (3, 1.1, 4.6)}
+    drawing, axes = plt.subplots(1, 3, **shape, layout="constrained", dpi=200)
     axes[1].sharey(axes[0])
     draw_weights(axes[0], axes[1], surface)
     draw_rewards(axes[2], held_out())

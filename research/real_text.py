@@ -3,8 +3,6 @@
 python -m research.real_text --figure docs/real-text.png
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -41,15 +39,8 @@ def rewards(axis: Axes, runs: pd.DataFrame) -> None:
     """Draw reward against KL, one point per run."""
     for method, (label, color, marker, place) in METHODS.items():
         found = runs[runs["method"] == method]
-        axis.errorbar(
-            found["sequence_kl"],
-            found["reward"],
-            found["reward_stderr"],
-            fmt=marker,
-            color=color,
-            ms=6,
-            lw=1,
-        )
+        points = [found[name] for name in ("sequence_kl", "reward", "reward_stderr")]
+        axis.errorbar(*points, fmt=marker, color=color, ms=6, lw=1)
         axis.annotate(label, place, color=color, fontsize=9)
     axis.axhline(REFERENCE, color="black", lw=1, ls="--")
     axis.annotate("base model", (2.1, REFERENCE + 0.06), fontsize=9)

@@ -48,11 +48,8 @@ def cells(gain=0.4):
                     rows.append(
                         {"method": method, "row": f"{method}, β = {beta}", "noise": noise, "seed": seed}
                         | {"task": "world", "bound": method == "truth", "beta": beta, "sequence_kl": kl}
-                        | {
-                            "gold_reward": reward,
-                            "gold_accuracy": accuracy,
-                            "val_accuracy": 0.7 + beta / 50,
-                        }
+                        | {"gold_reward": reward, "gold_accuracy": accuracy}
+                        | {"val_accuracy": 0.7 + beta / 50}
                     )
     return pd.DataFrame(rows).reindex(columns=[*rows[0], *(n for n in NUMBERS if n not in rows[0])])
 

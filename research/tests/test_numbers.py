@@ -247,6 +247,10 @@ def test_wordings_of_the_meta_pairs():
     assert sum(less[1].abs() < 1e-5) == 3, "three of five"
 
 
+RUN = r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|"
+"""Label, accuracy, KL and its error, margin, AUROC, and whether it is that of g or of u."""
+
+
 def assert_run(row, printed, judge, *others):
     """Accuracy, KL and its error, what else a table has, and how well weights or u find flips."""
     columns = ("accuracy", "sequence_kl", "sequence_kl_stderr", *others)
@@ -259,9 +263,7 @@ def test_hh():
     numbers = kept_runs("hh").set_index("method")
     frame = numbers[numbers["seed"] == 42]
     text = notebook("hh").split("## Does a second pass gain accuracy")[1]
-    found = re.findall(
-        r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
-    )
+    found = re.findall(RUN, text, re.MULTILINE)
     names = ("dpo", "dpo_further", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
@@ -382,13 +384,10 @@ def test_sentiment_under_other_labels():
     rows = re.findall(r"^\| ([^|]*\d?) \| (.*\(.*) \|$", text.split("**Cost of noise**")[0], re.MULTILINE)
     runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
     learned = frame.loc[("annotators", "rpo_em_annotators", 0.03)]
-    said = (
-        f"has {learned['reward']:.2f} ± {learned['reward_stderr']:.2f} at {learned['sequence_kl']:.1f} nats"
-    )
-    assert said in " ".join(text.split())
     even = frame.loc[("categories", "cdpo", 0.03)]
-    said = f"has {even['reward']:.2f} ± {even['reward_stderr']:.2f} at {even['sequence_kl']:.1f} nats there"
-    assert said in " ".join(notebook("film-reviews").split())
+    for run, end in ((learned, ""), (even, " there")):
+        said = f"has {run['reward']:.2f} ± {run['reward_stderr']:.2f} at {run['sequence_kl']:.1f} nats{end}"
+        assert said in " ".join(notebook("film-reviews").split())
     assert len(rows) * len(runs_of) + 2 == len(frame)
     kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
     for kind, (_, cells) in zip(kinds, rows, strict=True):
@@ -408,29 +407,22 @@ def test_twenty_minutes():
 def test_tldr():
     frame = kept_runs("tldr")
     text = notebook("tldr").split("## Do policies learn")[1]
-    found = re.findall(
-        r"^\| (\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|",
-        text.split("##")[0],
-        re.MULTILINE,
-    )
-    assert [int(draw) for draw, *_ in found] == list(frame["draw"])
+    found = re.findall(RUN, text.split("##")[0], re.MULTILINE)
+    assert [int(draw[0]) for draw, *_ in found] == list(frame["draw"])
     for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
         assert_run(row, printed, judge, "margin")
 
 
 def test_hh_with_half_a_billion_parameters():
     rows = table(notebook("hh-half-billion"), "| run | accuracy")
-    for row, cells in zip(
-        kept_runs("hh-half-billion").to_dict("records"), list(rows.values())[1:], strict=True
-    ):
+    kept = kept_runs("hh-half-billion").to_dict("records")
+    for row, cells in zip(kept, list(rows.values())[1:], strict=True):
         judge = cells[2][-2]
         auroc = row["flip_auroc" if judge == "g" else "flip_auroc_u"]
         numbers = [f"{row['accuracy']:.3f}", f"{row['token_kl']:.2f}", f"{auroc:.2f} ({judge})"]
         numbers.append(f"{row['response_tokens']:.0f}, {row['truncated']}")
         if row["method"] != "dpo":
-            numbers.append(
-                "{:.0f}, {:.0f}, {:.0f}".format(*(row[name] for name in ("wins", "ties", "losses")))
-            )
+            numbers.append(", ".join(f"{row[name]:.0f}" for name in ("wins", "ties", "losses")))
             for name in ("win_score", "controlled"):
                 low, high = row[f"{name}_low"], row[f"{name}_high"]
                 numbers.append(f"{row[name]:.2f} [{low:.2f}, {high:.2f}]")
@@ -439,11 +431,8 @@ def test_hh_with_half_a_billion_parameters():
 
 def test_alpha_in_vnets_gradient():
     """Means and standard errors over the kept seeds, and the paired differences of the paper's VNet."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in notebook("vnet").splitlines()
-        if re.match(r"\| [^|]+ \| (true|false|difference) \|", line)
-    ]
+    lines = re.findall(r"^\| [^|]+ \| (?:true|false|difference) \|.*", notebook("vnet"), re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     frame = kept_runs("alpha").set_index(["method", "alpha_in_gradient", "seed"])
     columns = ["slope", "weight_gap", "gold_reward", "sequence_kl"]
     vnets = {"of Qu et al.": "pacmr", "fast, beta 4": "pacmr_fast_4", "fast": "pacmr_fast"}
@@ -588,13 +577,12 @@ def test_two_readers_of_original_labels():
 
 
 SCORES = {
-    "length": "length",
-    "tf-idf and length": "tf-idf and length",
-    "Bradley-Terry": "Bradley-Terry over arguments",
+    **{name: name for name in ("length", "tf-idf and length")},
+    **{"Bradley-Terry": "Bradley-Terry over arguments", "probe, smollm2-135m": "probe, SmolLM2-135M"},
+    **{"probe, gemma-3-270m": "probe, Gemma 3 270M"},
+    **{"probe, qwen2.5-coder-0.5b": "probe, Qwen2.5-Coder-0.5B"},
+    **{"probe, qwen2.5-coder-1.5b": "probe, Qwen2.5-Coder-1.5B (bfloat16)"},
 }
-SCORES |= {"probe, smollm2-135m": "probe, SmolLM2-135M", "probe, gemma-3-270m": "probe, Gemma 3 270M"}
-SCORES |= {"probe, qwen2.5-coder-0.5b": "probe, Qwen2.5-Coder-0.5B"}
-SCORES |= {"probe, qwen2.5-coder-1.5b": "probe, Qwen2.5-Coder-1.5B (bfloat16)"}
 
 
 def test_audits_of_votes():
