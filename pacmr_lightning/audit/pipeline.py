@@ -117,11 +117,7 @@ def audit(
 
 
 def conclude(
-    scored: ScoredPairs,
-    run: str,
-    folder: Path,
-    options: AuditOptions,
-    answers: Path | None = None,
+    scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, answers: Path | None = None
 ) -> AuditResult:
     """Determine p, find suspected label errors and write an audit's files.
 
@@ -156,12 +152,7 @@ def conclude(
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
-    tables = {
-        "pairs": table,
-        "methods": findings.methods,
-        "groups": findings.groups,
-        "shortcuts": followed,
-    }
+    tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)

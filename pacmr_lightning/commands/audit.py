@@ -15,11 +15,7 @@ from ..datamodules.sources import Source
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 
 
-def audit(
-    run: str,
-    source: Source | None = None,
-    **options: Any,
-) -> None:
+def audit(run: str, source: Source | None = None, **options: Any) -> None:
     """Finds suspected label errors in preference pairs, and writes the pairs without them.
 
     pacmr audit MODEL --data FILE needs no training: a linear probe on the base model scores each label. FILE
