@@ -36,22 +36,8 @@ MOODS = (
 )
 """Both wordings of each mood; all take the article "a"."""
 ATTRIBUTES = (
-    "bright",
-    "cold",
-    "deep",
-    "distant",
-    "fading",
-    "gentle",
-    "golden",
-    "heavy",
-    "hidden",
-    "hollow",
-    "quiet",
-    "restless",
-    "silver",
-    "soft",
-    "vast",
-    "wild",
+    *("bright", "cold", "deep", "distant", "fading", "gentle", "golden", "heavy"),
+    *("hidden", "hollow", "quiet", "restless", "silver", "soft", "vast", "wild"),
 )
 RESPONSE_WORDS = 4
 SPREAD = 1.6

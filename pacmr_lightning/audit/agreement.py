@@ -244,10 +244,8 @@ class _Cells:
             yes, no = log_expit(slope * means) + sizes + leans, log_expit(-slope * means) + sizes - leans
             for_label = np.logaddexp(np.log1p(-rate) + yes, np.log(rate) + no)
             against = np.logaddexp(np.log(rate) + yes, np.log1p(-rate) + no)
-            truth_for, truth_against = (
-                np.exp(np.log1p(-rate) + yes - for_label),
-                np.exp(np.log(rate) + yes - against),
-            )
+            truth_for = np.exp(np.log1p(-rate) + yes - for_label)
+            truth_against = np.exp(np.log(rate) + yes - against)
             agreeing = right @ truth_for + wrong @ (1 - truth_against)
             number = right + wrong
             truth = right * truth_for + wrong * truth_against

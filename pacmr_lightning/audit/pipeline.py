@@ -166,7 +166,11 @@ def conclude(
             drawn,
             tables.get("judges"),
         )
-    files = _write(folder, tables, page)
+    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
+    for path in files.values():
+        write_frame(path, tables[path.stem])
+    files["report.html"] = folder / "report.html"
+    write_text(files["report.html"], page)
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
@@ -212,14 +216,6 @@ def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
         name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))
         for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], found, strict=True)
     }
-
-
-def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str, Path]:
-    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
-    for path in files.values():
-        write_frame(path, tables[path.stem])
-    write_text(folder / "report.html", page)
-    return files | {"report.html": folder / "report.html"}
 
 
 def _write_cleaned(scored: ScoredPairs, output: str, drop: set[str], swap: set[str]) -> str:
