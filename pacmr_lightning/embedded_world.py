@@ -19,20 +19,12 @@ import numpy as np
 from .errors import UserError, check_at_least
 
 TOPICS = (
-    ("ocean", "sea"),
-    ("forest", "woods"),
-    ("city", "metropolis"),
-    ("mountain", "peak"),
-    ("house", "home"),
-    ("storm", "tempest"),
+    *(("ocean", "sea"), ("forest", "woods"), ("city", "metropolis")),
+    *(("mountain", "peak"), ("house", "home"), ("storm", "tempest")),
 )
 MOODS = (
-    ("calm", "peaceful"),
-    ("happy", "cheerful"),
-    ("sad", "sorrowful"),
-    ("tense", "nervous"),
-    ("tender", "loving"),
-    ("strange", "mysterious"),
+    *(("calm", "peaceful"), ("happy", "cheerful"), ("sad", "sorrowful")),
+    *(("tense", "nervous"), ("tender", "loving"), ("strange", "mysterious")),
 )
 """Both wordings of each mood; all take the article "a"."""
 ATTRIBUTES = (

@@ -230,10 +230,8 @@ class _Cells:
         and wrong once before. So which pairs a judge sees may depend on u and the label.
         """
         votes, verdicts, means = self.votes, self.verdicts, self.means
-        right, wrong = (
-            np.bincount(self.cell, weights * side / votes.total, len(means))
-            for side in (votes.right, votes.wrong)
-        )
+        right = np.bincount(self.cell, weights * votes.right / votes.total, len(means))
+        wrong = np.bincount(self.cell, weights * votes.wrong / votes.total, len(means))
         there, judges = verdicts != 0, verdicts.shape[1]
         bounds = [rates, (0.0, STEEPEST), *[RELIABILITIES] * judges]
         last = [0.0]

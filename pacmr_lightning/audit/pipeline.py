@@ -157,15 +157,8 @@ def conclude(
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
     with waiting("Writing the report"):
-        page = html_report(
-            findings,
-            run,
-            {pair: texts[pair] for pair in listed},
-            notes,
-            followed,
-            drawn,
-            tables.get("judges"),
-        )
+        shown = {pair: texts[pair] for pair in listed}
+        page = html_report(findings, run, shown, notes, followed, drawn, tables.get("judges"))
     files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
     for path in files.values():
         write_frame(path, tables[path.stem])

@@ -128,9 +128,8 @@ def resolve_auto(config: Namespace) -> None:
     Those that memory decides are tried by the module when the fit starts (``modules.micro_batch_finder``).
     """
     model = config.model.get("init_args") or Namespace()
-    policy = model.get("policy")
     options = _network_options(config)
-    lora = policy or model.get("lora")
+    lora = model.get("policy") or model.get("lora")
     gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if options.get("dtype") == "auto":
         options["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")

@@ -170,8 +170,7 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
                 found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
-    option_columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
-    return pd.DataFrame(found, columns=option_columns)
+    return pd.DataFrame(found, columns=["measure", "noise", "first", "second", "mean", "stderr", "seeds"])
 
 
 def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -196,12 +195,11 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """
     evaluate = sweep.evaluate
     assert evaluate is not None
+    # Those without verdicts, or with questions that have no answer and are asked again.
     left = [
         (cell, anchor)
         for cell, anchor in comparisons(sweep, found)
-        if has_responses(cell)
-        and has_responses(anchor)
-        # None, or with questions that have no answer and are asked again.
+        if all(map(has_responses, (cell, anchor)))
         and ((summary := judged(evaluate, cell, anchor)) is None or summary["unanswered"])
     ]
     if not left:
