@@ -1,4 +1,4 @@
-"""What the terminal and the page show of an audit: sentences on its result and on p, and tables."""
+"""Sentences and tables of an audit, as the terminal and the page show them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
