@@ -68,13 +68,12 @@ def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float
     data, weighting = datamodule(trainer), cast(Any, getattr(pl_module, "weighting", None))
     policy, objective = (getattr(pl_module, name, None) for name in ("policy", "objective"))
     outer = getattr(weighting, "outer", None)
-    seed = os.environ.get("PL_GLOBAL_SEED")
     found = {
         "method": getattr(pl_module, "method", None),
         "task": getattr(data, "task", None),
         "model": getattr(policy, "name", None),
         "noise_rate": getattr(data, "noise_rate", None),
-        "seed": None if seed is None else int(seed),
+        "seed": int(seed) if (seed := os.environ.get("PL_GLOBAL_SEED")) else None,
         "beta": getattr(objective, "beta", None),
         "learning_rate": getattr(pl_module, "learning_rate", None),
         "batch_size": getattr(data, "global_batch_size", None),

@@ -55,6 +55,7 @@ class GenerationWriter(BasePredictionWriter):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the file can be written before any model is loaded."""
         self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
+        self._answers = answers_path(self._path)
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Open the stored responses of an earlier run."""
@@ -122,10 +123,6 @@ class GenerationWriter(BasePredictionWriter):
         rank_zero_info(
             f"{len(rows)} responses are in {self._path}, {cut} of them truncated at {limit} tokens{earlier}."
         )
-
-    @property
-    def _answers(self) -> Path:
-        return answers_path(self._path)
 
     def _keys(self, batch: PromptBatch) -> list[str]:
         rows = zip(batch.input_ids, batch.attention_mask, strict=True)

@@ -41,11 +41,7 @@ class KLGuard(Recurring):
     """
 
     def __init__(
-        self,
-        pairs: int | None = None,
-        every: int | float = 0.1,
-        warn: float = 0.5,
-        stop: float | None = 1.0,
+        self, pairs: int | None = None, every: int | float = 0.1, warn: float = 0.5, stop: float | None = 1.0
     ):
         super().__init__(every)
         check_at_least(1, pairs=pairs)

@@ -114,7 +114,6 @@ class RunSummary(VisitsCallback):
             if path.exists() or not len(rows):
                 return
         data = datamodule(trainer)
-        seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._last_metrics(trainer)
         objective = getattr(pl_module, "objective", None)
         learned = objective.learned() if isinstance(objective, Objective) else {}
@@ -122,7 +121,7 @@ class RunSummary(VisitsCallback):
             "method": pl_module.method,
             "task": None if data is None else data.task,
             "noise_rate": None if data is None else data.noise_rate,
-            "seed": None if seed is None else int(seed),
+            "seed": int(seed) if (seed := os.environ.get("PL_GLOBAL_SEED")) else None,
             "val_accuracy": metrics.get("val/rewards/accuracies"),
             "val_margin": metrics.get("val/rewards/margins"),
             "val_pairs": _validated(trainer),
@@ -136,8 +135,7 @@ class RunSummary(VisitsCallback):
             **_of_vnet(pl_module),
             "counts": None if data is None else data.counts,
             "versions": {
-                library.__name__: str(library.__version__)
-                for library in (torch, lightning, transformers, peft)
+                one.__name__: str(one.__version__) for one in (torch, lightning, transformers, peft)
             },
         }
         # JSON has neither NaN nor infinities.

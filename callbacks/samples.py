@@ -13,14 +13,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError, check_at_least
-from pacmr_lightning.evaluation.generation import (
-    Decoding,
-    check_room,
-    decode_response,
-    generated,
-    repeated_bigrams,
-    respond,
-)
+from pacmr_lightning.evaluation import generation
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
@@ -118,9 +111,10 @@ class SampleResponses(Recurring):
 
     def _responses(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
         limit = self.max_new_tokens or pl_module.max_new_tokens
-        tokenizer = datamodule(trainer).tokenizer
+        policy, tokenizer = pl_module.policy, datamodule(trainer).tokenizer
         with waiting(f"Sampling {len(self._batch)} responses"):
-            return [r.text for r in respond(pl_module.policy, tokenizer, self._batch, limit, Decoding())]
+            answered = generation.respond(policy, tokenizer, self._batch, limit, generation.Decoding())
+            return [response.text for response in answered]
 
 
 class SequenceKL(Recurring):
@@ -177,7 +171,8 @@ class SequenceKL(Recurring):
             what = f"samples {affordable} responses" if self._count else "is off"
             rank_zero_info(f"{type(self).__name__} {what} in a run of {pairs:,} pairs; samples sets it.")
         if self._count:
-            check_room(pl_module.policy, collated(trainer, self._prompts(trainer)), self.max_new_tokens)
+            batch = collated(trainer, self._prompts(trainer))
+            generation.check_room(pl_module.policy, batch, self.max_new_tokens)
 
     def look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """Sample and log; all ranks do the same."""
@@ -194,6 +189,7 @@ class SequenceKL(Recurring):
         prompts = self._prompts(trainer)
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
         device, pad = trainer.strategy.root_device, tokenizer.pad_token_id
+        sampling = generation.Decoding(temperature=1.0)
         responses: list[Tokens] = []
         kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -201,7 +197,7 @@ class SequenceKL(Recurring):
             while len(responses) < len(prompts):
                 part = self._next_part(prompts[len(responses) :])
                 batch = move_data_to_device(collated(trainer, part), device)
-                answered = generated(policy, tokenizer, batch, self.max_new_tokens, Decoding(temperature=1.0))
+                answered = generation.generated(policy, tokenizer, batch, self.max_new_tokens, sampling)
                 # A pair needs two responses; the second is as short as possible and ignored.
                 second = [[tokenizer.eos_token_id]] * len(part)
                 asked = [tokens for *_, tokens in part]
@@ -216,7 +212,7 @@ class SequenceKL(Recurring):
             **mean_and_error("sequence_kl", torch.cat(kl)),
             "val/response_tokens": tokens / len(responses),
             "val/response_perplexity": float(perplexity),
-            "val/response_repetition": repeated_bigrams(responses),
+            "val/response_repetition": generation.repeated_bigrams(responses),
         }
         log_numbers(trainer, numbers)
         return prompts, responses
@@ -271,7 +267,7 @@ class GoldReward(SequenceKL):
         prompts, tokens = super()._sample(trainer, pl_module)
         data = datamodule(trainer)
         answered = [
-            (text, decode_response(data.tokenizer, asked, response))
+            (text, generation.decode_response(data.tokenizer, asked, response))
             for (_, text, asked), response in zip(prompts, tokens, strict=True)
         ]
         scores = [float(data.gold_reward(*pair)) for pair in answered]

@@ -126,19 +126,14 @@ class VNetSurfaces(VisitFigures):
         if not isinstance(pl_module.vnet, VNet) or not (trainer.loggers or to_files):
             return
         surface = self._surface(trainer, pl_module, visits)
-        # Imported late: matplotlib is slow.
-        from pacmr_lightning.analysis.surface_figure import (
-            draw_heat_maps,
-            draw_surfaces,
-            draw_weight_function,
-        )
+        from pacmr_lightning.analysis import figures  # imported late: matplotlib is slow
 
         if to_files:
             save_surface(surface, trainer.default_root_dir)
-            self.put(trainer, "surfaces", "surfaces", draw_surfaces(surface))
-        self.put(trainer, "heat_maps", "heat-maps" if to_files else None, draw_heat_maps(surface))
+            self.put(trainer, "surfaces", "surfaces", figures.draw_surfaces(surface))
+        self.put(trainer, "heat_maps", "heat-maps" if to_files else None, figures.draw_heat_maps(surface))
         start = pl_module.weighting.start_slope, pl_module.weighting.start_offset
-        self.put(trainer, "weight_function", None, draw_weight_function(surface, start))
+        self.put(trainer, "weight_function", None, figures.draw_weight_function(surface, start))
 
     def _surface(self, trainer: Trainer, pl_module: Any, visits: Visits) -> Surface:
         delta, u = grid(visits, self.points)
@@ -178,24 +173,19 @@ class WeightDistributions(VisitFigures):
         """Log the histograms and the precision-recall curves; draw the distributions."""
         if not (trainer.loggers or to_files):
             return
-        # Imported late: matplotlib is slow.
-        from pacmr_lightning.analysis.distribution_figure import (
-            draw_precision_recall,
-            draw_weight_distributions,
-            weights_by_flip,
-        )
+        from pacmr_lightning.analysis import figures  # imported late: matplotlib is slow
 
         differ = visits.weight.min() < visits.weight.max()
         columns = {"u": visits.u, "delta": visits.delta} | ({"g": visits.weight} if differ else {})
         for column, values in columns.items():
-            for name, group in weights_by_flip(values, visits.flipped).items():
+            for name, group in figures.weights_by_flip(values, visits.flipped).items():
                 log_histogram(trainer, f"{PAIR_WEIGHTS}/{name}/{column}", group)
         known = visits.flipped != UNKNOWN
         flipped = visits.flipped[known] == 1
         if flipped.any() and not flipped.all():
             scores = {"low_u": expit(-visits.u[known].astype(float))}
             scores |= {"low_weight": 1 - visits.weight[known]} if differ else {}
-            log_figure(trainer, "flips", draw_precision_recall(flipped, scores))
+            log_figure(trainer, "flips", figures.draw_precision_recall(flipped, scores))
         if differ:
-            figure = draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
+            figure = figures.draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
             self.put(trainer, "distributions", self.files[0] if to_files else None, figure)

@@ -88,12 +88,9 @@ class WeightGap(Recurring):
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
     """Return indices of the ``count`` of N ids with the smallest hashes, whatever their order."""
-
-    def place(index: int) -> bytes:
-        # Its own prefix, since label noise and splits hash ids too.
-        return hashlib.blake2b(f"probe:{ids[index]}".encode(), digest_size=16).digest()
-
-    return sorted(range(len(ids)), key=place)[:count]
+    # A prefix of their own, since label noise and splits hash ids too.
+    hashes = [hashlib.blake2b(f"probe:{name}".encode(), digest_size=16).digest() for name in ids]
+    return sorted(range(len(ids)), key=hashes.__getitem__)[:count]
 
 
 @torch.no_grad()

@@ -22,11 +22,7 @@ SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("step", pa.int64()),
-        ("u", pa.float32()),
-        ("delta", pa.float32()),
-        ("a", pa.float32()),
-        ("b", pa.float32()),
-        ("weight", pa.float32()),
+        *((name, pa.float32()) for name in ("u", "delta", "a", "b", "weight")),
         ("flipped", pa.bool_()),
     ]
 )

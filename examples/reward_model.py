@@ -30,8 +30,7 @@ from transformers import (
     logging,
 )
 
-from pacmr_lightning.audit.linear_probe import VARIANCES, feature_scale, mirror_signs
-from pacmr_lightning.audit.text_groups import FOLDS
+from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES, feature_scale, mirror_signs
 from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.chat import decode_messages

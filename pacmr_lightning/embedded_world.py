@@ -19,39 +19,17 @@ import numpy as np
 from .errors import UserError, check_at_least
 
 TOPICS = (
-    ("ocean", "sea"),
-    ("forest", "woods"),
-    ("city", "metropolis"),
-    ("mountain", "peak"),
-    ("house", "home"),
-    ("storm", "tempest"),
+    *(("ocean", "sea"), ("forest", "woods"), ("city", "metropolis")),
+    *(("mountain", "peak"), ("house", "home"), ("storm", "tempest")),
 )
 MOODS = (
-    ("calm", "peaceful"),
-    ("happy", "cheerful"),
-    ("sad", "sorrowful"),
-    ("tense", "nervous"),
-    ("tender", "loving"),
-    ("strange", "mysterious"),
+    *(("calm", "peaceful"), ("happy", "cheerful"), ("sad", "sorrowful")),
+    *(("tense", "nervous"), ("tender", "loving"), ("strange", "mysterious")),
 )
 """Both wordings of each mood; all take the article "a"."""
 ATTRIBUTES = (
-    "bright",
-    "cold",
-    "deep",
-    "distant",
-    "fading",
-    "gentle",
-    "golden",
-    "heavy",
-    "hidden",
-    "hollow",
-    "quiet",
-    "restless",
-    "silver",
-    "soft",
-    "vast",
-    "wild",
+    *("bright", "cold", "deep", "distant", "fading", "gentle", "golden", "heavy"),
+    *("hidden", "hollow", "quiet", "restless", "silver", "soft", "vast", "wild"),
 )
 RESPONSE_WORDS = 4
 SPREAD = 1.6

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pacmr_lightning.analysis.distribution_figure import GROUPS, weights_by_flip
+from pacmr_lightning.analysis.figures import GROUPS, weights_by_flip
 from pacmr_lightning.analysis.surface import Surface, load_surface
 
 from . import command, write_png

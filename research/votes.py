@@ -27,9 +27,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import KFold
 
 from pacmr_lightning.audit.agreement import Agreement, agreement
-from pacmr_lightning.audit.linear_probe import mirror_signs, probe_log_odds
+from pacmr_lightning.audit.linear_probe import FOLDS, mirror_signs, probe_log_odds
 from pacmr_lightning.audit.suspected import detection_quality, is_suspected
-from pacmr_lightning.audit.text_groups import FOLDS
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs

@@ -14,7 +14,6 @@ from ..runs.folder import ANALYSIS
 
 TAILS = (0.005, 0.995)
 """Quantiles of the visits that the grid covers."""
-_COLUMNS = ("u", "delta", "weight", "flipped")
 
 
 @dataclass
@@ -110,7 +109,7 @@ def save_surface(surface: Surface, run_folder: str | Path) -> None:
     """
     arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
-    arrays |= {f"visits_{name}": getattr(visits, name) for name in _COLUMNS}
+    arrays |= {f"visits_{name}": values for name, values in vars(visits).items()}
     with replacing(file_of(run_folder, surface.step)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, g=surface.g, **arrays)
     axes = np.meshgrid(surface.delta, surface.u, indexing="ij")
@@ -127,7 +126,7 @@ def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
     path = file_of(run_folder, steps[-1] if step is None else step)
     names = {each.name for each in fields(Surface)} - {"visits"}
     with np.load(path, allow_pickle=False) as arrays:
-        visits = Visits(*(arrays[f"visits_{name}"] for name in _COLUMNS))
+        visits = Visits(*(arrays[f"visits_{each.name}"] for each in fields(Visits)))
         found = {name: arrays[name] for name in names}
     # Scalars come back as 0-dim arrays.
     plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}

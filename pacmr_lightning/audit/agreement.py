@@ -230,10 +230,8 @@ class _Cells:
         and wrong once before. So which pairs a judge sees may depend on u and the label.
         """
         votes, verdicts, means = self.votes, self.verdicts, self.means
-        right, wrong = (
-            np.bincount(self.cell, weights * side / votes.total, len(means))
-            for side in (votes.right, votes.wrong)
-        )
+        right = np.bincount(self.cell, weights * votes.right / votes.total, len(means))
+        wrong = np.bincount(self.cell, weights * votes.wrong / votes.total, len(means))
         there, judges = verdicts != 0, verdicts.shape[1]
         bounds = [rates, (0.0, STEEPEST), *[RELIABILITIES] * judges]
         last = [0.0]
@@ -244,10 +242,8 @@ class _Cells:
             yes, no = log_expit(slope * means) + sizes + leans, log_expit(-slope * means) + sizes - leans
             for_label = np.logaddexp(np.log1p(-rate) + yes, np.log(rate) + no)
             against = np.logaddexp(np.log(rate) + yes, np.log1p(-rate) + no)
-            truth_for, truth_against = (
-                np.exp(np.log1p(-rate) + yes - for_label),
-                np.exp(np.log(rate) + yes - against),
-            )
+            truth_for = np.exp(np.log1p(-rate) + yes - for_label)
+            truth_against = np.exp(np.log(rate) + yes - against)
             agreeing = right @ truth_for + wrong @ (1 - truth_against)
             number = right + wrong
             truth = right * truth_for + wrong * truth_against

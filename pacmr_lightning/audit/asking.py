@@ -9,16 +9,9 @@ import pandas as pd
 
 from ..datamodules.chat import decode_messages
 from ..datamodules.reading import response_text, values_of
+from ..evaluation import judging
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.chat_completion import NO_TOKENS
-from ..evaluation.judging import (
-    Comparison,
-    Preference,
-    cost_before,
-    price,
-    requests_without_answer,
-    tokens_of,
-)
 from .agreement import Agreement
 from .options import AuditOptions
 from .scorers import VOTE
@@ -28,7 +21,7 @@ ANSWERS = "judge-answers.sqlite"
 RANDOM = 4
 """One pair in so many is drawn at random: where p is one half, verdicts say little about a judge."""
 _SEED = 0
-_VOTES: dict[Preference, int] = {"first": 1, "second": -1, "none": 0}
+_VOTES: dict[judging.Preference, int] = {"first": 1, "second": -1, "none": 0}
 
 
 def pairs_to_judge(p: np.ndarray, number: int) -> np.ndarray:
@@ -59,21 +52,21 @@ def ask_judges(
         for judge in options.judges or ():
             line = f"Judging {len(items):,} of {len(pairs):,} pairs in both orders with {judge.name}"
             if questions := judge.questions(items, store):
-                line += f": {cost_before(judge, questions, prices)}"
+                line += f": {judging.cost_before(judge, questions, prices)}"
             print(f"{line}.", file=sys.stderr)
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)
             votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
-            billed, _ = tokens_of(verdicts)
+            billed, _ = judging.tokens_of(verdicts)
             if billed != NO_TOKENS:
-                cost = price(billed.prompt, billed.completion, prices)
+                cost = judging.price(billed.prompt, billed.completion, prices)
                 notes.append(f"{judge.name}: tokens {billed}" + (f"; cost {cost:,.2f}." if cost else "."))
-            if failed := requests_without_answer(verdicts):
+            if failed := judging.requests_without_answer(verdicts):
                 notes.append(f"{judge.name}: {failed}; the same command repeats them.")
     return votes, notes
 
 
-def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
+def _comparisons(asked: pd.DataFrame, rows: Any) -> list[judging.Comparison]:
     """Return pairs with the labelled response first."""
     places = {name: i for i, name in enumerate(rows["id"][:])}
     chosen = rows.select([places[name] for name in asked["id"]])
@@ -82,7 +75,7 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[Comparison]:
     for observed, (prompt, *sides, chat) in zip(asked["observed"], values, strict=True):
         texts = [response_text(side, chat) for side in sides]
         responses = texts if observed == "chosen" else texts[::-1]
-        found.append(Comparison(decode_messages(prompt) if chat else prompt, *responses))
+        found.append(judging.Comparison(decode_messages(prompt) if chat else prompt, *responses))
     return found
 
 

@@ -17,11 +17,10 @@ from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
 from ..policy.numerics import histogram
+from . import words
 from .decisions import Texts
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
-from .tables import groups_table, judges_table, methods_table
-from .words import findings_in_words, known_in_words, shortcuts_in_words, verdict
 
 FOLD = 600
 """Characters of a text above which it is folded."""
@@ -66,15 +65,15 @@ def html_report(
     ).from_string(_part("report.jinja"))
     return page.render(
         run=run,
-        verdict=" ".join(filter(None, (verdict(findings), known_in_words(findings)))),
+        verdict=" ".join(filter(None, (words.verdict(findings), words.known_in_words(findings)))),
         notes=notes,
         figure=_distribution(findings),
-        threshold=findings_in_words(findings),
-        shortcuts=shortcuts_in_words(shortcuts),
-        judges=None if judges is None else judges_table(judges),
-        methods=methods_table(findings.methods),
+        threshold=words.findings_in_words(findings),
+        shortcuts=words.shortcuts_in_words(shortcuts),
+        judges=None if judges is None else words.judges_table(judges),
+        methods=words.methods_table(findings.methods),
         groups={
-            name: groups_table(groups, bool(known))
+            name: words.groups_table(groups, bool(known))
             for name, groups in findings.groups.groupby("grouping", sort=False)
             if groups["group"].notna().any()
         },

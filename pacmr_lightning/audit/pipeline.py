@@ -117,11 +117,7 @@ def audit(
 
 
 def conclude(
-    scored: ScoredPairs,
-    run: str,
-    folder: Path,
-    options: AuditOptions,
-    answers: Path | None = None,
+    scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, answers: Path | None = None
 ) -> AuditResult:
     """Determine p, find suspected label errors and write an audit's files.
 
@@ -156,26 +152,18 @@ def conclude(
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), options.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
-    tables = {
-        "pairs": table,
-        "methods": findings.methods,
-        "groups": findings.groups,
-        "shortcuts": followed,
-    }
+    tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
     with waiting("Writing the report"):
-        page = html_report(
-            findings,
-            run,
-            {pair: texts[pair] for pair in listed},
-            notes,
-            followed,
-            drawn,
-            tables.get("judges"),
-        )
-    files = _write(folder, tables, page)
+        shown = {pair: texts[pair] for pair in listed}
+        page = html_report(findings, run, shown, notes, followed, drawn, tables.get("judges"))
+    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
+    for path in files.values():
+        write_frame(path, tables[path.stem])
+    files["report.html"] = folder / "report.html"
+    write_text(files["report.html"], page)
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
@@ -221,14 +209,6 @@ def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
         name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))
         for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], found, strict=True)
     }
-
-
-def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str, Path]:
-    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
-    for path in files.values():
-        write_frame(path, tables[path.stem])
-    write_text(folder / "report.html", page)
-    return files | {"report.html": folder / "report.html"}
 
 
 def _write_cleaned(scored: ScoredPairs, output: str, drop: set[str], swap: set[str]) -> str:

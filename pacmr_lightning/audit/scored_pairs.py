@@ -21,14 +21,13 @@ from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
 from ..runs.folder import AUDIT, read_weights, weight_parts
 from ..waiting import waiting
+from . import linear_probe
 from .agreement import Votes
+from .annotators import votes_on_pairs
 from .combination import views
 from .cross_fit import FOLDER, CrossFit
-from .linear_probe import agreement_error, probe_log_odds, signed_rank_agreement
 from .options import MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
 from .scorers import NAMES, Scorer
-from .several_votes import votes_on_pairs
-from .text_groups import FOLDS, check_groups, text_groups
 
 SEEN = (
     "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
@@ -72,11 +71,11 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     notes = _check_pairs(options, data.source, data.train_pairs)
-    groups, grouped = text_groups(data.train_pairs.rows)
+    groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     folder, by_responses = Path(run) / AUDIT / FOLDER, groups if grouped else None
     cross_fit = CrossFit(found, data, updates, module.objective.beta, folder, by_responses)
     if scorer == "probe":
-        check_groups(groups)
+        linear_probe.check_groups(groups)
     elif scorer == "dpo":
         cross_fit.check()
     data.fill_train_reference(ready(module))
@@ -85,8 +84,8 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     if data.annotators is not None:
         pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
-    if scorer == "probe" or (choose and groups.max() + 1 >= FOLDS):
-        pairs["probe_u"] = probe_log_odds(data.train_state_differences(module.policy), groups)
+    if scorer == "probe" or (choose and groups.max() + 1 >= linear_probe.FOLDS):
+        pairs["probe_u"] = linear_probe.probe_log_odds(data.train_state_differences(module.policy), groups)
     notes += [*_notes(found.noise, data), *grouped, *several]
     if scorer is None:
         scorer = "policy"
@@ -127,11 +126,11 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         data = _tokenized(source, names, length)
     tokens = data.rows
     notes = _check_pairs(options, source, data)
-    groups, grouped = text_groups(tokens)
+    groups, grouped = linear_probe.text_groups(tokens)
     if reference is None:
-        check_groups(groups)
+        linear_probe.check_groups(groups)
         placed = _placed(model, options)
-        u = probe_log_odds(data.state_differences(placed), groups)
+        u = linear_probe.probe_log_odds(data.state_differences(placed), groups)
         base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {model}."
@@ -146,17 +145,13 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     known = np.array(data.flipped)
     pairs = pd.DataFrame(
         {
-            "id": tokens["id"][:],
+            **{name: tokens[name][:] for name in ("id", "category", "texts")},
             "prompt": groups,
-            "category": tokens["category"][:],
-            "texts": tokens["texts"][:],
             "observed": "chosen",
             "weight": 1.0,
             "u": u,
             "delta": delta,
-            "a": np.nan,
-            "b": np.nan,
-            "cross_fit_u": np.nan,
+            **dict.fromkeys(("a", "b", "cross_fit_u"), np.nan),
             "loss": -log_expit(u),
             "flipped": pd.array(known == 1, dtype="boolean"),
             "probe_u": u if scorer == "probe" else np.nan,
@@ -234,8 +229,8 @@ def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame) -> tuple[Scorer,
     first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"]).astype(float)
     # A pair without a visit was never trained on.
     unseen = first.fillna(pairs.set_index("id")["u"]).to_numpy()
-    probe, policy = map(signed_rank_agreement, (pairs["probe_u"].to_numpy(), unseen))
-    scorer: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else "policy"
+    probe, policy = map(linear_probe.signed_rank_agreement, (pairs["probe_u"].to_numpy(), unseen))
+    scorer: Scorer = "probe" if probe > policy + linear_probe.agreement_error(len(pairs)) else "policy"
     return scorer, (
         f"Scorer: {NAMES[scorer]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "
         f"first update on each pair {policy:.0%} (signed ranks; 50% by chance)."

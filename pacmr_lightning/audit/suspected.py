@@ -7,9 +7,8 @@ import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .agreement import Agreement, Votes, agreement
-from .group_reliability import group_reliability
+from .annotators import annotator_reliability, group_reliability
 from .scorers import NAMES, SCORES, Scorer
-from .several_votes import annotator_reliability
 
 
 @dataclass(frozen=True)
@@ -68,30 +67,21 @@ def find(
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
     share = found.contradicted(suspected) if suspected.any() else (np.nan, np.nan, np.nan)
-    methods = [(NAMES[scorer], pairs[SCORES[scorer]], suspected, share[0])]
-    for name in _computed(pairs, scorer, alone):
-        u = pairs[SCORES[name]]
-        other = agreement(u.to_numpy(), pairs["prompt"].to_numpy(), votes, resamples=0)
-        by_other = is_suspected(other, ties, threshold)
-        expected = other.contradicted(by_other)[0] if by_other.any() else np.nan
-        methods.append((NAMES[name], u, by_other, expected))
-    quality = pd.DataFrame(
-        [
-            {
-                "method": name,
-                "contradicted": expected,
-                **detection_quality(u.to_numpy(), which, pairs["flipped"]),
-            }
-            for name, u, which, expected in methods
-        ]
-    )
+    methods = []
+    for name in (scorer, *_computed(pairs, scorer, alone)):
+        u, prompts = pairs[SCORES[name]].to_numpy(), pairs["prompt"].to_numpy()
+        by = found if name == scorer else agreement(u, prompts, votes, resamples=0)
+        which = is_suspected(by, ties, threshold)
+        expected = by.contradicted(which)[0] if which.any() else np.nan
+        row = {"method": NAMES[name], "contradicted": expected}
+        methods.append(row | detection_quality(u, which, pairs["flipped"]))
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     score = ranked[SCORES[scorer]]
     number = int(suspected.sum())
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
     reliability = annotator_reliability(pairs, found.margin) if "annotator" in pairs else None
-    groups = group_reliability(ranked, reliability)
+    groups, quality = group_reliability(ranked, reliability), pd.DataFrame(methods)
     return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)
 
 

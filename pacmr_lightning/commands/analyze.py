@@ -74,7 +74,9 @@ def analyze(
     folder = local_path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
     judged, parts, notes = [], [], []
-    for label, run in zip(_labels(probes), probes, strict=True):
+    tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
+    labels = tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
+    for label, run in zip(labels, probes, strict=True):
         module, data, step = load_run(run, augmentations)
         frame = judged_pairs(module, data, split, pairs, seed)
         frame["task"] = np.where(frame["given_view"], label, f"{label}, by rules")
@@ -99,11 +101,6 @@ def analyze(
     print_result(Markdown(text))
     print(f"Table and values per pair: {folder}")
     return table
-
-
-def _labels(probes: Sequence[FinishedRun]) -> list[str]:
-    tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
-    return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
 def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFrame) -> str:

@@ -5,21 +5,15 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from ..audit import AuditOptions, AuditResult
+from ..audit import AuditOptions, AuditResult, words
 from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
-from ..audit.tables import Table, judges_table, methods_table
-from ..audit.words import flips_in_words, known_in_words, shortcuts_in_words
 from ..command_line.output import plain_table, print_result
 from ..datamodules.sources import Source
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 
 
-def audit(
-    run: str,
-    source: Source | None = None,
-    **options: Any,
-) -> None:
+def audit(run: str, source: Source | None = None, **options: Any) -> None:
     """Finds suspected label errors in preference pairs, and writes the pairs without them.
 
     pacmr audit MODEL --data FILE needs no training: a linear probe on the base model scores each label. FILE
@@ -49,18 +43,18 @@ def show(found: AuditResult) -> None:
     """Print the result, the table of scores, what limits them, and the files."""
     console, findings = Console(), found.findings
     print_result(found.statement)
-    for sentence in (known_in_words(findings), flips_in_words(findings.agreement)):
+    for sentence in (words.known_in_words(findings), words.flips_in_words(findings.agreement)):
         if sentence:
             print_result(sentence)
     methods = findings.methods
     own = methods["method"] == NAMES[findings.scorer]
-    _show_table(methods_table(methods[own | (methods["suspected"] > 0) | methods["auroc"].notna()]))
+    _show_table(words.methods_table(methods[own | (methods["suspected"] > 0) | methods["auroc"].notna()]))
 
     def say(text: str, style: str | None = None, **options: Any) -> None:
         console.print(text, highlight=False, markup=False, style=style, **options)
 
     if "judges.csv" in found.files:
-        _show_table(judges_table(pd.read_csv(found.files["judges.csv"])))
+        _show_table(words.judges_table(pd.read_csv(found.files["judges.csv"])))
     if not findings.agreement.usable:
         say(
             "Use a larger model or more pairs, let language models vote (--judges), or read a random sample "
@@ -73,7 +67,7 @@ def show(found: AuditResult) -> None:
             "information.",
             "yellow",
         )
-    for sentence in shortcuts_in_words(found.shortcuts):
+    for sentence in words.shortcuts_in_words(found.shortcuts):
         say(sentence, "yellow")
     for note in found.notes:
         say(f"  {note}", "dim")
@@ -85,7 +79,7 @@ def show(found: AuditResult) -> None:
         say(found.cleaned, soft_wrap=True)
 
 
-def _show_table(shown: Table) -> None:
+def _show_table(shown: words.Table) -> None:
     table = plain_table(*shown.heading)
     for row in shown.rows:
         table.add_row(*row)

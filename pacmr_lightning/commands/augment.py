@@ -9,11 +9,7 @@ import numpy as np
 from jsonargparse import lazy_instance
 
 from ..command_line.output import print_result
-from ..datamodules.augmentation.augmented_prompts import (
-    AugmentedPrompt,
-    training_prompts,
-    write_augmentations,
-)
+from ..datamodules.augmentation import augmented_prompts
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.rewriter import Rewriter, augment_pairs, augment_prompts
 from ..datamodules.augmentation.structure import texts_of
@@ -60,7 +56,7 @@ def augment(
         )
     settings = rewriter.settings  # fails before long work if a model cannot be loaded
     source_rows = source.load("train")
-    prompts = training_prompts(source_rows)
+    prompts = augmented_prompts.training_prompts(source_rows)
     if not prompts:
         raise UserError(
             f"No training pair of {source.name} has a usable prompt; look at its rows with pacmr inspect."
@@ -77,7 +73,9 @@ def augment(
             f"{rewriter.method} changed none of {pieces:,} pieces (mostly: {kept.most_common(1)[0][0]}); "
             "change its options, or use another rewriter."
         )
-    write_augmentations(path, rows, rewriter.method, settings, only_these_pairs=n is not None)
+    augmented_prompts.write_augmentations(
+        path, rows, rewriter.method, settings, only_these_pairs=n is not None
+    )
     about = (
         f"{rewriter.method} of {len(rows):,} of {len(prompts):,} distinct training prompts of {source.name}"
     )
@@ -90,7 +88,7 @@ def augment(
         print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")
 
 
-def _summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
+def _summary(rows: Sequence[augmented_prompts.AugmentedPrompt], about: str) -> str:
     """Return statistics of the prompts as Markdown, headed by ``about``."""
     pairs, pieces = sum(len(row.ids) for row in rows), sum(row.pieces for row in rows)
     identical = sum(row.prompt == row.augmented for row in rows)
@@ -111,7 +109,7 @@ def _summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _examples(rows: Sequence[AugmentedPrompt], seed: int) -> str:
+def _examples(rows: Sequence[augmented_prompts.AugmentedPrompt], seed: int) -> str:
     """Return a seeded sample of changed prompts, before and after, as Markdown."""
     changed = [row for row in rows if row.prompt != row.augmented]
     text = "\n## Examples\n"

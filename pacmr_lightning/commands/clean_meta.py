@@ -11,13 +11,7 @@ from ..errors import UserError
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
-from ..evaluation.judging import (
-    Comparison,
-    PairJudge,
-    Preference,
-    check_distinct,
-    requests_without_answer,
-)
+from ..evaluation.judging import Comparison, PairJudge, Preference, check_distinct, requests_without_answer
 from ..evaluation.response_files import answers_path, output_path
 from ..files import write_json_lines
 
@@ -26,11 +20,7 @@ _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
 
 
 def clean_meta(
-    source: Source,
-    output: str,
-    judges: list[PairJudge] | None = None,
-    n: int = 256,
-    seed: int = 42,
+    source: Source, output: str, judges: list[PairJudge] | None = None, n: int = 256, seed: int = 42
 ) -> None:
     """Writes a sample of the training pairs with labels corrected by judges.
 

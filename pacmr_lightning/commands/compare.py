@@ -21,10 +21,7 @@ COLUMNS = {
         "{val/sequence_kl:.2f}",
         "to the reference, on sampled responses, in nats; compare rewards at similar KL",
     ),
-    "gap": (
-        "{weight_gap:.2f}",
-        "mean weight of unflipped minus flipped pairs, over the last training pairs",
-    ),
+    "gap": ("{weight_gap:.2f}", "mean weight of unflipped minus flipped pairs, over the last training pairs"),
     "AUROC g": ("{flip_auroc:.2f}", "of low weights, for finding flipped labels"),
     "AUROC u": ("{flip_auroc_u:.2f}", "of low implicit reward margins u, for finding flipped labels"),
     "wall time": ("{wall_seconds:.0f} s", "whole fit, validation and sampling included"),

@@ -112,7 +112,7 @@ def export(
     if not merged and hub_base is None:
         print(
             f"The adapter needs its base, {os.path.abspath(found.base)} (base_model_name_or_path in "
-            "adapter_config.json); to load it elsewhere give the base's Hub id with --base, or --merged.",
+            "adapter_config.json); to load it elsewhere give the base's Hub id with --base, or --merged."
         )
 
 

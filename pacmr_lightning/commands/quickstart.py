@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+import torch
 
 from ..errors import UserError
 from ..files import local_path
@@ -42,11 +42,13 @@ def quickstart(
     PacmrCLI([*words, "--trainer.default_root_dir", sft])
     log = folder / "dpo.log"
     _print_step(2, f"PACMR-DPO on {pairs:,} pairs with 30% wrong labels; DPO in parallel (log: {log})")
-    with open(log, "wb") as file, _one_thread():
+    with open(log, "wb") as file:
         options = ["--config", "methods/dpo", "--model.objective.beta", "0.5"]
         command = [sys.executable, "-m", "pacmr_lightning", *common, dpo, *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         beside = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # for two runs side by side on two cores
         try:
             options = ["--config", "methods/pacmr", "--model.objective.beta", "2"]
             PacmrCLI([*common, pacmr, *options, "--model.weighting.estimator", "GhostDotProduct"])
@@ -54,6 +56,7 @@ def quickstart(
                 sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
                 sys.exit(status)
         finally:
+            torch.set_num_threads(threads)
             beside.terminate()
     _print_step(3, "An audit of the DPO run's labels, and a second pass with soft labels")
     refine(dpo, beta=1.0, scorer="policy", anyway=True)
@@ -65,16 +68,3 @@ def quickstart(
 
 def _print_step(step: int, what: str) -> None:
     print(f"\n[{step} of 4] {what}", flush=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread in the block, for two runs side by side on two cores."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

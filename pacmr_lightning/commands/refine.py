@@ -4,8 +4,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -279,16 +278,9 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
         for path in folder.iterdir():
             if path.name not in own:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with _command_line(["fit", *words]):
-        PacmrCLI()
-
-
-@contextmanager
-def _command_line(words: list[str]) -> Iterator[None]:
-    """Set sys.argv, from which Lightning starts DDP's other processes."""
     before = sys.argv
-    sys.argv = [before[0], *words]
+    sys.argv = [before[0], "fit", *words]  # from which Lightning starts DDP's other processes
     try:
-        yield
+        PacmrCLI()
     finally:
         sys.argv = before

@@ -156,6 +156,8 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
 
 def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
     """Return parsed arguments and objects of ``pacmr fit`` or ``predict`` by ``Cell.variant``."""
+    from ..callbacks import RunSummary  # slow import
+
     parsed: dict[str, tuple[Any, Any]] = {}
     seen: set[object] = set()
     for cell in found:
@@ -168,7 +170,11 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
         words = [subcommand, *cell.arguments[1:], *(cell.predict if subcommand == "predict" else [])]
         _, objects = parsed[cell.variant] = _parsed(words, f"The cell {cell.name}")
         if subcommand == "fit":
-            _check_summary(objects, cell)
+            if not any(isinstance(one, RunSummary) for one in objects.trainer.callbacks or ()):
+                raise UserError(
+                    f"The cell {cell.name} would write no {SUMMARY}, which the tables need; add the callback "
+                    "RunSummary to trainer.callbacks."
+                )
             _check_command(cell.first, f"first of the cell {cell.name}")
     return parsed
 
@@ -212,17 +218,6 @@ def _parsed(words: list[str], what: str, with_objects: bool = True) -> tuple[Any
             raise
         reason = str(cause)
     raise UserError(f"{what} cannot {words[0]}: {reason}")
-
-
-def _check_summary(objects: Any, cell: Cell) -> None:
-    """Raise a UserError for a run without the file that the tables need."""
-    from ..callbacks import RunSummary
-
-    if not any(isinstance(one, RunSummary) for one in objects.trainer.callbacks or ()):
-        raise UserError(
-            f"The cell {cell.name} would write no {SUMMARY}, which the tables need; add the callback "
-            "RunSummary to trainer.callbacks."
-        )
 
 
 def _check_command(words: list[str], place: str) -> None:

@@ -96,12 +96,8 @@ class Endpoint:
         check_at_least(0, retries=retries)
         check_within("(0, inf)", timeout=timeout)
         self.where = f"{self.base_url} (model {model!r})"
-        self.settings: dict[str, Any] = {
-            "model": model,
-            "base_url": self.base_url,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-        }
+        sampling = {"max_tokens": max_tokens, "temperature": temperature}
+        self.settings: dict[str, Any] = {"model": model, "base_url": self.base_url, **sampling}
 
     def ask(
         self,

@@ -85,20 +85,14 @@ def generated(
 ) -> list[list[int]]:
     """Return the tokens of N responses, up to an end token if there is one, without ``decoding.seed``."""
     ends = _ends(policy, tokenizer)
-    options: dict[str, Any] = {"do_sample": decoding.temperature > 0}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_id": ends}
+    options |= {"pad_token_id": tokenizer.pad_token_id, "do_sample": decoding.temperature > 0}
     if decoding.temperature > 0:
         # transformers' default top_k is 50.
         options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
     found = []
     for ids, mask in _together(policy, batch):
-        sequences = policy.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=ends,
-            pad_token_id=tokenizer.pad_token_id,
-            **options,
-        )
+        sequences = policy.generate(input_ids=ids, attention_mask=mask, **options)
         rows = sequences[:, ids.shape[1] :].tolist()
         # After an end token comes padding.
         stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
@@ -125,14 +119,9 @@ def _neighbours_count(policy: PolicyModel, prompt: Tensor) -> bool:
         padded = pad_sequence([short, prompt], True, 0, padding_side="left")
         real = pad_sequence([torch.ones_like(short), torch.ones_like(prompt)], True, 0, padding_side="left")
         options = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+        options |= {"output_logits": True, "return_dict_in_generate": True}
         alone, beside = (
-            policy.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                **options,
-                output_logits=True,
-                return_dict_in_generate=True,
-            ).logits
+            policy.generate(input_ids=ids, attention_mask=mask, **options).logits
             for ids, mask in ((short[None], real[:1, -len(short) :]), (padded, real))
         )
         change = max(

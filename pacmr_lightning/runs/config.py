@@ -8,15 +8,8 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer, strategies
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.strategies import (
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    Strategy,
-    StrategyRegistry,
-)
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..errors import UserError
@@ -100,7 +93,8 @@ def check_flags(config: Namespace) -> None:
         if config.trainer.get(name) is value:
             raise UserError(f"trainer.{name} is {str(value).lower()}, but {why}; leave it out.")
     name, kind, options = _strategy(config)
-    if issubclass(kind, (FSDPStrategy, ModelParallelStrategy)) or options.get("start_method") == "spawn":
+    sharded = (strategies.FSDPStrategy, strategies.ModelParallelStrategy)
+    if issubclass(kind, sharded) or options.get("start_method") == "spawn":
         raise UserError(
             f"trainer.strategy is {name}, under which pacmr fit does not train; use auto, ddp, or "
             "configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."
@@ -110,8 +104,9 @@ def check_flags(config: Namespace) -> None:
 def use_lora_deepspeed(config: Namespace) -> None:
     """Replace Lightning's DeepSpeed strategy, a name or a class path, by the adapter's with its options."""
     name, kind, options = _strategy(config)
+    trained = config.model.class_path
     # SFT trains under Lightning's own, too.
-    if kind is DeepSpeedStrategy and issubclass(resolve_name(config.model.class_path), PreferenceModule):
+    if kind is strategies.DeepSpeedStrategy and issubclass(resolve_name(trained), PreferenceModule):
         config.trainer.strategy = Namespace(class_path=DEEPSPEED, init_args=options)
         rank_zero_info(f"trainer.strategy {name} is {DEEPSPEED} here, which takes the same options.")
 
@@ -121,10 +116,10 @@ def _strategy(config: Namespace) -> tuple[str, type, Namespace]:
     given = config.trainer.strategy
     if isinstance(given, Namespace):
         return given.class_path, resolve_name(given.class_path), given.get("init_args") or Namespace()
-    if given in StrategyRegistry:
-        found = StrategyRegistry[given]
+    if given in strategies.StrategyRegistry:
+        found = strategies.StrategyRegistry[given]
         return given, found["strategy"], Namespace(**found["init_params"])
-    return given, Strategy, Namespace()
+    return given, strategies.Strategy, Namespace()
 
 
 def resolve_auto(config: Namespace) -> None:
@@ -133,9 +128,8 @@ def resolve_auto(config: Namespace) -> None:
     Those that memory decides are tried by the module when the fit starts (``modules.micro_batch_finder``).
     """
     model = config.model.get("init_args") or Namespace()
-    policy = model.get("policy")
     options = _network_options(config)
-    lora = policy or model.get("lora")
+    lora = model.get("policy") or model.get("lora")
     gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if options.get("dtype") == "auto":
         options["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")

@@ -85,11 +85,8 @@ def model_card(
         metrics = {key: value for key, value in values.items() if value is not None}
     counts = ((summary or {}).get("counts") or {}).items()
     names = ("pacmr-lightning", "torch", "transformers", "peft")
-    card = Template(
-        (files(__package__) / "model_card.jinja").read_text(encoding="utf-8"),
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
+    text = (files(__package__) / "model_card.jinja").read_text(encoding="utf-8")
+    card = Template(text, trim_blocks=True, undefined=StrictUndefined)
     return card.render(
         front_matter=_front_matter(run, module, hub_base, merged),
         title=Path(name).resolve().name,

@@ -5,6 +5,7 @@ import re
 import sys
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from ..errors import UserError
@@ -60,12 +61,7 @@ def with_files(words: list[str]) -> list[str]:
 
 def told(name: str) -> str:
     """Return the first sentence of a config's comment."""
-    words: list[str] = []
-    for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("# ") or line.startswith("#  "):  # a command
-            break
-        words += line[2:].split()
-        ends = [i for i, word in enumerate(words) if word.endswith((".", "?"))]
-        if ends:
-            return " ".join(words[: ends[0] + 1])
-    return " ".join(words)
+    lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = takewhile(re.compile("# (?! )").match, lines)  # up to a command, which begins further right
+    words = " ".join(" ".join(line[2:] for line in comment).split())
+    return re.split(r"(?<=[.?]) ", words, maxsplit=1)[0]

@@ -118,18 +118,9 @@ def _cell(
     answers = [*sweep.evaluate.predict.items(), output] if sweep.evaluate else []
     config = method.config or name
     file = config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
-    return Cell(
-        name,
-        noise,
-        seed,
-        variation,
-        folder,
-        [resolved(path) for path in (*sweep.base, file)],
-        words(given),
-        after,
-        [text(word, "first") for word in command_words(method.first or "")],
-        words(answers),
-    )
+    configs, options = [resolved(path) for path in (*sweep.base, file)], words(given)
+    first = [text(word, "first") for word in command_words(method.first or "")]
+    return Cell(name, noise, seed, variation, folder, configs, options, after, first, words(answers))
 
 
 def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[str, Any]) -> Path:

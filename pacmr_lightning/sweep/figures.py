@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from ..analysis.figures import draw_page
 from ..analysis.surface import load_surface, steps_of
-from ..analysis.surface_figure import draw_page
 from ..files import save_figure
 from .cells import Cell
 from .results import MEASURES, seed_means

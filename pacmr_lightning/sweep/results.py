@@ -111,10 +111,12 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         if summary["flip_auroc"] is None:  # all weights are equal
             row |= dict.fromkeys([*WEIGHTS, *PROBE, "weight_gap"])
         anchor = anchors.get(cell.name)
-        if sweep.evaluate is None:
-            row |= _wins(rewards[cell.name], rewards[anchor.name] if anchor else None)
-        else:
-            row |= judged_wins(sweep.evaluate, cell, anchor)
+        row |= {"win_rate": None, "win_score": None}
+        if anchor and sweep.evaluate is None:
+            row |= _wins(rewards[cell.name], rewards[anchor.name])
+        elif anchor and sweep.evaluate and (verdicts := judged(sweep.evaluate, cell, anchor)):
+            row["win_rate"] = 100 * verdicts["win_rate"]["value"]
+            row["win_score"] = verdicts["win_score"]["value"]
         rows.append(row)
     order = {name: i for i, name in enumerate(sweep.methods)}
     frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
@@ -140,10 +142,10 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
     return np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
 
 
-def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
+def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float]:
     """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix H), by gold reward."""
     if own is None or anchor is None or len(own) != len(anchor):
-        return {"win_rate": None, "win_score": None}
+        return {}
     score = 1 + float(np.mean(np.sign(own - anchor)))
     return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
 
@@ -168,8 +170,7 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
                 found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
-    option_columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
-    return pd.DataFrame(found, columns=option_columns)
+    return pd.DataFrame(found, columns=["measure", "noise", "first", "second", "mean", "stderr", "seeds"])
 
 
 def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -194,12 +195,11 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """
     evaluate = sweep.evaluate
     assert evaluate is not None
+    # Those without verdicts, or with questions that have no answer and are asked again.
     left = [
         (cell, anchor)
         for cell, anchor in comparisons(sweep, found)
-        if has_responses(cell)
-        and has_responses(anchor)
-        # None, or with questions that have no answer and are asked again.
+        if all(map(has_responses, (cell, anchor)))
         and ((summary := judged(evaluate, cell, anchor)) is None or summary["unanswered"])
     ]
     if not left:
@@ -221,14 +221,6 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
             if missing:
                 line += f"; no answer to {missing:.1%} of the questions, which the next run asks again"
             print(line, file=sys.stderr)
-
-
-def judged_wins(evaluate: Evaluation, cell: Cell, anchor: Cell | None) -> dict[str, float | None]:
-    """Return win rate (%) and win-score by the judge, None for a cell that has not been judged."""
-    summary = None if anchor is None else judged(evaluate, cell, anchor)
-    if summary is None:
-        return {"win_rate": None, "win_score": None}
-    return {"win_rate": 100 * summary["win_rate"]["value"], "win_score": summary["win_score"]["value"]}
 
 
 def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.DataFrame:

@@ -170,9 +170,8 @@ def refresh(cells: Iterable[Cell]) -> dict[str, str]:
     jobs = {job: cell for cell in cells if (job := state.job_of(cell))}
     if not jobs or not shutil.which("squeue"):
         return {}
-    asked = subprocess.run(
-        ["squeue", "--array", "--noheader", "--format=%i|%T"], capture_output=True, text=True
-    )
+    command = ["squeue", "--array", "--noheader", "--format=%i|%T"]
+    asked = subprocess.run(command, capture_output=True, text=True)
     if asked.returncode:
         print(f"The states of jobs are unknown: {asked.stderr.strip()}; try again later.", file=sys.stderr)
         return {}

@@ -249,8 +249,15 @@ def _check_values(sweep: Sweep, path: str) -> None:
     filled([sweep.output, sweep.report], {}, f"{path}: output or report")
     if any("trainer.default_root_dir" in one for one in options):
         raise UserError(f"{path}: trainer.default_root_dir is the cell's own folder; take it out of options.")
-    if sweep.evaluate:
-        _check_evaluation(sweep.evaluate, sweep.anchor, path)
+    if evaluate := sweep.evaluate:
+        if sweep.anchor is None:
+            raise UserError(f"{path}: evaluate compares with the anchor, but anchor is null; name a method.")
+        if "generation.output" in evaluate.predict:
+            raise UserError(
+                f"{path}: generation.output is the cell's own file; take it out of evaluate.predict."
+            )
+        check_prices(evaluate.prompt_price, evaluate.completion_price, f"{path}: ")
+        check_at_least(0, **{f"{path}: the seed of evaluate": evaluate.seed})
     labels = [method.label or name for name, method in sweep.methods.items()]
     if len(set(labels)) < len(labels):
         raise UserError(
@@ -275,12 +282,3 @@ def _check_values(sweep: Sweep, path: str) -> None:
                 "cell a seed; move it up, or take its vary away."
             )
         above.append(name)
-
-
-def _check_evaluation(evaluate: Evaluation, anchor: str | None, path: str) -> None:
-    if anchor is None:
-        raise UserError(f"{path}: evaluate compares with the anchor, but anchor is null; name a method.")
-    if "generation.output" in evaluate.predict:
-        raise UserError(f"{path}: generation.output is the cell's own file; take it out of evaluate.predict.")
-    check_prices(evaluate.prompt_price, evaluate.completion_price, f"{path}: ")
-    check_at_least(0, **{f"{path}: the seed of evaluate": evaluate.seed})

@@ -9,28 +9,14 @@ from pathlib import Path
 import pandas as pd
 
 from ..files import save_figure, write_text
+from . import results
 from .cells import Cell
-from .results import (
-    GREEK,
-    JUDGED,
-    MEASURES,
-    NUMBERS,
-    PROBE,
-    VNET,
-    WEIGHTS,
-    differences,
-    pooled,
-    results,
-    row_label,
-    seed_means,
-    varied_columns,
-)
 from .spec import Sweep
 
 WIN = ("win_rate", "win_score")
 HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
 """Measures of the tables with noise rates in rows."""
-_SHOWN = NUMBERS | JUDGED
+_SHOWN = results.NUMBERS | results.JUDGED
 _ESCAPED = str.maketrans(
     {letter: f"\\{letter}" for letter in "%_&#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -90,7 +76,7 @@ class Table:
 
     def latex(self) -> str:
         """Return a booktabs table in the layout of Qu et al."""
-        headings = [tuple(map(_escape, heading)) for heading in self.headings]
+        headings = [tuple(part.translate(_ESCAPED) for part in heading) for heading in self.headings]
         grouped = any(group for group, _ in headings)
         columns = pd.MultiIndex.from_tuples(headings) if grouped else [own for _, own in headings]
         frame = pd.DataFrame([list(map(_latex, row)) for row in self.rows], columns=columns)
@@ -98,7 +84,7 @@ class Table:
             environment="table*",
             position="!t",
             position_float="centering",
-            caption=f"{_escape(self.caption)}.",
+            caption=f"{self.caption.translate(_ESCAPED)}.",
             label=f"tab:{self.name}",
             column_format="".join("c" if number else "l" for number in self._numbers),
             multicol_align="c",
@@ -123,12 +109,8 @@ class Table:
 
 def _latex(entry: Entry) -> str:
     if isinstance(entry, str):
-        return _escape(entry) or "--"
+        return entry.translate(_ESCAPED) or "--"
     return "$" + entry.text(r"\mathbf{{{}}}", r" \pm ") + "$"
-
-
-def _escape(text: str) -> str:
-    return text.translate(_ESCAPED)
 
 
 def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: str = "") -> Path:
@@ -146,14 +128,14 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     from .figures import draw_noise, draw_vnets
 
     folder = Path(sweep.report or sweep.output)
-    frame = results(sweep, done)
+    frame = results.results(sweep, done)
     texts = {
         "cells.csv": frame.to_csv(index=False),
-        "differences.csv": differences(frame).to_csv(index=False),
+        "differences.csv": results.differences(frame).to_csv(index=False),
     }
     judged = None
     if sweep.evaluate is not None:
-        judged = pooled(sweep, done, {cell.name: row_label(sweep, cell) for cell in done})
+        judged = results.pooled(sweep, done, {cell.name: results.row_label(sweep, cell) for cell in done})
         texts["win-rates.csv"] = judged.to_csv(index=False)
     idle = frame[frame["vnet_updates"].eq(0)]
     names = [f"{row['row']} at {row['noise']:.0%}, seed {row['seed']}" for _, row in idle.iterrows()]
@@ -167,7 +149,7 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
 
 def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None) -> list[Table]:
     """Return all tables with numbers; ``frame`` is from ``results.results``, ``judged`` from ``pooled``."""
-    numbers = seed_means(frame)
+    numbers = results.seed_means(frame)
     by = "the gold reward"
     if sweep.evaluate is not None and judged is not None and len(judged):
         by = f"{sweep.evaluate.judge.name} in both orders"
@@ -177,7 +159,7 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
     seeds = str(high) if low == high else f"{low} to {high}"  # cells may be missing
     over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
     anchor = sweep.methods[sweep.anchor].label or sweep.anchor if sweep.anchor else ""
-    known = [name for name in MEASURES if name in set(numbers["measure"])]
+    known = [name for name in results.MEASURES if name in set(numbers["measure"])]
     found = []
     if set(WIN) <= set(known):
         caption = f"Pairwise evaluation against {anchor} by {by}; {over}"
@@ -186,28 +168,29 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
         caption = f"Win rates against {anchor} by {by}; 95% intervals over prompts"
         pooled_numbers = judged.rename(columns={"value": "mean"}).assign(stderr=math.nan)
         compared = frame[frame["row"].isin(judged["row"])]
-        found.append(_by_noise("judged", caption, compared, pooled_numbers, ["row"], [*JUDGED]))
+        found.append(_by_noise("judged", caption, compared, pooled_numbers, ["row"], [*results.JUDGED]))
     for name in known:
         if name not in WIN:
-            found.append(_by_method(name, f"{MEASURES[name].heading}; {over}", frame, numbers, [name]))
+            caption = f"{results.MEASURES[name].heading}; {over}"
+            found.append(_by_method(name, caption, frame, numbers, [name]))
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
         found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
     for name, method in sweep.methods.items():
-        options, part = [*varied_columns(sweep, name).values()], frame[frame["method"].eq(name)]
+        options, part = [*results.varied_columns(sweep, name).values()], frame[frame["method"].eq(name)]
         if options and len(part):
-            symbols = " and ".join(GREEK.get(option, option) for option in options)
+            symbols = " and ".join(results.GREEK.get(option, option) for option in options)
             caption = f"{method.label or name} over {symbols}; {over}"
             found.append(_by_noise("-".join([name, *options]), caption, part, numbers, options))
     weighted = frame[frame[["flip_auroc", "vnet_updates"]].notna().any(axis=1)]
     if len(weighted):
         caption = f"Mean weights of unflipped and flipped training pairs, and VNet's updates; {over}"
-        measures = [*WEIGHTS, "weight_gap", *VNET]
+        measures = [*results.WEIGHTS, "weight_gap", *results.VNET]
         found.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
     probed = frame[frame["probe_gap"].notna()]
     if len(probed):
         caption = f"Mean weights of the same training pairs in all runs, by the final weight function; {over}"
-        found.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*PROBE]))
+        found.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*results.PROBE]))
     return found
 
 
@@ -218,7 +201,8 @@ def _by_method(
     columns = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
     headings = [("", "Method")]
     for measure, rate in columns:
-        headings.append((MEASURES[measure].heading if len(measures) > 1 else "", f"{rate:.0%} flipped"))
+        group = results.MEASURES[measure].heading if len(measures) > 1 else ""
+        headings.append((group, f"{rate:.0%} flipped"))
     known = numbers[numbers["measure"].isin(measures)]["row"]
     rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")["row"]
     lines = [([row], [(row, *column) for column in columns]) for row in rows]
@@ -236,7 +220,8 @@ def _by_noise(
     """Noise rates in rows, each with the frame's rows, named by ``keys``."""
     known = set(numbers[numbers["row"].isin(part["row"])]["measure"])
     measures = [measure for measure in measures if measure in known]
-    named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
+    symbols = ("Method" if key == "row" else results.GREEK.get(key, key) for key in keys)
+    named = ["Task", "Noise rate", *symbols]
     headings = [("", heading) for heading in [*named, *(_SHOWN[measure].heading for measure in measures)]]
     lines = []
     for _, row in part.drop_duplicates(["row", "noise"]).sort_values("noise", kind="stable").iterrows():
@@ -251,8 +236,8 @@ def _entries(lines: Sequence[Line], frame: pd.DataFrame, numbers: pd.DataFrame) 
     fair = set(frame[~frame["bound"]]["row"])
     shown: defaultdict[tuple[str, float], dict[str, float]] = defaultdict(dict)
     for (row, measure, rate), one in found.items():
-        if row in fair and measure in MEASURES:
-            shown[measure, rate][row] = round(one["mean"], MEASURES[measure].digits)
+        if row in fair and measure in results.MEASURES:
+            shown[measure, rate][row] = round(one["mean"], results.MEASURES[measure].digits)
 
     def entry(row: str, measure: str, rate: float) -> Entry:
         if (row, measure, rate) not in found:

@@ -9,7 +9,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis.distribution_figure import draw_precision_recall
+from pacmr_lightning.analysis.figures import draw_precision_recall
 from pacmr_lightning.callbacks.dashboard import CHARTS, RESULTS
 
 from ..conftest import short_fit, with_callback

@@ -6,7 +6,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.colors import to_rgb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw_weight_distributions
+from pacmr_lightning.analysis.figures import BINS, GROUPS, draw_weight_distributions
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.runs.folder import read_weights

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.agreement import agreement
-from pacmr_lightning.audit.group_reliability import LEAST, group_reliability
-from pacmr_lightning.audit.tables import groups_table
+from pacmr_lightning.audit.annotators import LEAST, group_reliability
+from pacmr_lightning.audit.words import groups_table
 
 from .test_agreement import scores
 

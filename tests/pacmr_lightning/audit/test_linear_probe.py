@@ -8,8 +8,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit import linear_probe
-from pacmr_lightning.audit.linear_probe import probe_log_odds, signed_rank_agreement
-from pacmr_lightning.audit.text_groups import FOLDS
+from pacmr_lightning.audit.linear_probe import FOLDS, probe_log_odds, signed_rank_agreement
 
 
 def pairs(count, width=12, flips=0.3, seed=0):

@@ -15,7 +15,7 @@ from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
 from ...conftest import write_lines
-from ..analysis.test_surface_figure import surface
+from ..analysis.test_figures import surface
 from .conftest import end, write
 
 METHODS = {

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.special import expit
 
+from pacmr_lightning.analysis.figures import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.analysis.surface import (
     Surface,
     Visits,
@@ -14,7 +15,6 @@ from pacmr_lightning.analysis.surface import (
     save_surface,
     slope_and_offset,
 )
-from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.weighting.vnet import VNet
 
 

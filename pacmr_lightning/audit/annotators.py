@@ -1,4 +1,4 @@
-"""Votes of several annotators on the same pair, and the reliability of each annotator."""
+"""Annotators: their votes on one pair, their reliability, and how often others would contradict a group."""
 
 from typing import Any
 
@@ -7,8 +7,13 @@ import pandas as pd
 from scipy.special import expit, logit
 
 from ..datamodules.tokenized_pairs import row_bytes
+from ..policy.numerics import clustered_standard_error
 from .agreement import RELIABILITIES
 
+GROUPINGS = ("category", "annotator")
+"""Columns of groups."""
+LEAST = 20
+"""Pairs of a group for an interval."""
 _ROUNDS = 50
 """Rounds of expectation and maximization; each moves a reliability by less than the last."""
 _LIKE_OTHERS = 4.0
@@ -71,3 +76,33 @@ def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
         found = (np.bincount(codes, right) + _LIKE_OTHERS * mean) / (number + _LIKE_OTHERS)
         reliability = np.clip(found, *RELIABILITIES)
     return pd.Series(reliability, names)
+
+
+def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None) -> pd.DataFrame:
+    """Return one row per group of the pairs of ``Findings``, the most contradicted first.
+
+    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``contradicted`` (expected
+    fraction of labels that another annotator would contradict, the mean of 1 - p; NaN without p) with 95%
+    interval ``low`` to ``high`` over prompts (NaN for small groups), ``flipped`` (fraction of known labels
+    that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
+    """
+    tables = []
+    for grouping in (name for name in GROUPINGS if name in pairs):
+        rows = []
+        for name, part in pairs.groupby(pairs[grouping].astype("string"), dropna=False):
+            doubt, prompts = 1 - part["p"].to_numpy(), part["prompt"].to_numpy()
+            mean = doubt.mean()
+            error = clustered_standard_error(doubt, prompts) if len(part) >= LEAST else np.nan
+            rows.append(
+                {
+                    **{"grouping": grouping, "group": name, "pairs": len(part)},
+                    **{"suspected": part["suggested"].eq("swap").sum(), "contradicted": mean},
+                    **{"low": np.clip(mean - 1.96 * error, 0, 1), "high": np.clip(mean + 1.96 * error, 0, 1)},
+                    "flipped": part["flipped"].astype("Float64").mean(),
+                }
+            )
+        table = pd.DataFrame(rows)
+        if reliability is not None:
+            table["reliability"] = table["group"].map(reliability) if grouping == "annotator" else np.nan
+        tables.append(table.sort_values(["contradicted", "pairs"], ascending=False, kind="stable"))
+    return pd.concat(tables, ignore_index=True)
