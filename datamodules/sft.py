@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
-from pacmr_lightning.policy.limits import check_tokens
+from pacmr_lightning.policy.positions import check_tokens
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader

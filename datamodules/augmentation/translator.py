@@ -25,7 +25,7 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.files import expanded
 from pacmr_lightning.policy.hub_access import model_state, pretrained
-from pacmr_lightning.policy.limits import positions
+from pacmr_lightning.policy.positions import positions
 
 from .rewriter import Rewriter, Rewriting, loops
 from .structure import Part, cut, prompt_sentences

@@ -26,13 +26,11 @@ from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
-from .base import TrainedOnly
-from .datamodule import datamodule
-from .finite import check_finite
+from .base import TrainedOnly, check_finite
 from .metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
-from .schedule import learning_rate_by_size, log_short_run, planned_updates
+from .schedule import datamodule, learning_rate_by_size, log_short_run, planned_updates
 
 _MICRO_BATCH = ("micro_batch_size", "micro_batch_tokens")
 AUTO = 4

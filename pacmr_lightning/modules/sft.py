@@ -30,13 +30,11 @@ from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
 from ..policy.model_files import KEPT, check_savable, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
-from ..policy.rotary import choose_by_row
+from ..policy.positions import choose_by_row
 from ..waiting import waiting
-from .base import TrainedOnly
-from .datamodule import datamodule
-from .finite import check_finite
+from .base import TrainedOnly, check_finite
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
-from .schedule import log_short_run
+from .schedule import datamodule, log_short_run
 
 IGNORED = -100
 """Label of tokens without loss, as in torch."""

@@ -1,7 +1,7 @@
-"""Loading of the frozen base model that policy and reference share."""
+"""The frozen base model that policy and reference share: its loading, and how its layers run."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from peft import PeftConfig
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import find_adapter_config_file
 
 from ..errors import UserError, is_out_of_memory
@@ -25,6 +26,9 @@ from .merged_adapters import merge_adapter
 from .model_files import mend_generation_config
 from .numerics import Recomputed, not_finite
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
+
+RECOMPILATIONS = 64
+"""Limit per function; past it torch silently runs slowly."""
 
 
 def load_base(
@@ -243,3 +247,32 @@ def _kept(context: object, operation: torch._ops.OpOverload, *_: Any, **__: Any)
     name = operation.name()
     products = name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
     return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each of the model's layers; layers share compiled code.
+
+    Single pairs' gradients are handed to Python, so layers that take them run uncompiled, as does generation.
+    Adapter, shift, gradients and each number of rows and tokens that torch does not take as dynamic have a
+    graph of their own.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no layers that can be compiled; set compile to false.")
+    torch._dynamo.config.specialize_float = True  # LoRA's scaling as a number, not as an input
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+    for layer in layers:
+        own = [module for module in layer.modules() if isinstance(module, PolicyLora)]
+        layer.forward = partial(_run_layer, own, layer.forward, torch.compile(layer.forward, dynamic=True))
+
+
+def _run_layer(
+    layers: list[PolicyLora],
+    plain: Callable[..., Any],
+    compiled: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    per_pair = any(layer.per_pair is not None for layer in layers)
+    generation = any(isinstance(value, Cache) for value in kwargs.values())
+    return (plain if per_pair or generation else compiled)(*args, **kwargs)

@@ -29,18 +29,16 @@ from .attention import (
     check_attention,
     exclude_cudnn,
 )
-from .base_model import load_base, plain_model, recompute_activations, weights_digest
+from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .compiled import compile_layers
 from .grouped_lora import WeightCasts
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
-from .middle_states import middle_states
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
+from .positions import choose_by_row
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
-from .rotary import choose_by_row
 from .selfcheck import choose_plan
 from .token_layout import Rows, rows_of
 
@@ -484,3 +482,33 @@ class PolicyModel(Recorded, nn.Module):
         finally:
             self.model.generation_config = own
             self.train(was_training)
+
+
+class _Enough(Exception):
+    """Ends a forward pass."""
+
+
+def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = True) -> Tensor:
+    """Return (B, L, H) states after half of the layers, rounded up.
+
+    ``stop`` false runs all layers, as does a model whose layers are no plain list.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    half = (number + 1) // 2
+    lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
+    if not stop or len(lists) != 1 or half == number:
+        return model.base_model(**inputs, output_hidden_states=True).hidden_states[half]
+    found: list[Tensor] = []
+
+    def read(_: nn.Module, __: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+        raise _Enough
+
+    handle = lists[0][half - 1].register_forward_hook(read)
+    try:
+        model.base_model(**inputs)
+    except _Enough:
+        pass
+    finally:
+        handle.remove()
+    return found[0]

@@ -32,7 +32,7 @@ from .chunked_log_probs import upcast
 from .grouped_lora import share_inputs
 from .lora import linear_names, lora_linears
 from .numerics import wide
-from .rotary import length_limit
+from .positions import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
