@@ -53,14 +53,9 @@ class Rewards:
 
     def exchanged(self) -> Rewards:
         """Return the pairs with chosen and rejected swapped, so that u is -u."""
-        return Rewards(
-            self.policy.exchanged(),
-            self.reference.exchanged(),
-            self.beta,
-            self.rejected_tokens,
-            self.chosen_tokens,
-            self.annotators,
-        )
+        policy, reference = self.policy.exchanged(), self.reference.exchanged()
+        counts = self.rejected_tokens, self.chosen_tokens
+        return Rewards(policy, reference, self.beta, *counts, self.annotators)
 
     @staticmethod
     def cat(parts: Sequence[Rewards]) -> Rewards:

@@ -127,11 +127,7 @@ class Translator:
         try:
             # The loaded classes have generate; PreTrainedModel, the declared type, does not.
             found = self.model.generate(  # type: ignore[operator]
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=room,
-                num_beams=num_beams,
-                do_sample=False,
+                input_ids=ids, attention_mask=mask, max_new_tokens=room, num_beams=num_beams, do_sample=False
             )
         except torch.OutOfMemoryError:
             raise UserError(

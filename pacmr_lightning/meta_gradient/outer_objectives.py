@@ -84,7 +84,8 @@ class PromptConsistency(OuterObjective):
         assert augmented is not None
 
         # Line 7: u(z_j) of the original views. Line 8: pseudo-labels, and the pairs that are retained.
-        u = _original_u(policy, beta, meta, micro_batch_size)
+        with torch.no_grad():
+            u = torch.cat([_u(policy, beta, part) for part in meta.micro_batches(micro_batch_size)])
         retained, targets = self.targets(u)
         sizes = u.new_tensor([len(retained), len(meta)])
         sum_over_ranks([sizes])
@@ -227,11 +228,6 @@ def _even(pairs: int, most: MicroBatchSize) -> MicroBatchSize:
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
     return Rewards(policy.log_probs(pairs), policy.reference_log_probs(pairs), beta).u
-
-
-@torch.no_grad()
-def _original_u(policy: PolicyModel, beta: float, meta: PairBatch, size: MicroBatchSize) -> Tensor:
-    return torch.cat([_u(policy, beta, part) for part in meta.micro_batches(size)])
 
 
 def _sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:

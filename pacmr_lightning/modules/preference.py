@@ -310,11 +310,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
 
     def _reference(self, batch: PairBatch) -> LogProbs:
-        if batch.reference is not None:
-            return batch.reference
-        return LogProbs.cat(
-            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch)]
-        )
+        parts = batch.micro_batches(self.micro_batch)
+        return LogProbs.cat([self.policy.reference_log_probs(part) for part in parts])
 
     def _meta(self, batch: TrainingBatch) -> PairBatch:
         """Return the meta-batch of a VNet update; empty for a weighting without one."""
@@ -419,7 +416,13 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
                 f"{odd} for one); use the model and LoRA settings that it was trained with."
             )
-        self._check_reference(checkpoint["reference"])
+        before, now = checkpoint["reference"], self._reference_weights()
+        # Other precisions have other bytes; a fit reports those by option name.
+        if now != before and all(now[name] == before[name] for name in ("dtype", "quantization")):
+            raise UserError(
+                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
+                "restore them, or train again in a new folder."
+            )
         for part in ("weighting", "objective"):
             if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
                 raise UserError(
@@ -463,13 +466,8 @@ class PreferenceModule(Recorded, TrainedOnly):
             "gradient_checkpointing": policy.gradient_checkpointing,
             "lora_compute_dtype": policy.lora_compute_dtype,
         }
-        found = {
-            **own,
-            "policy": {**lora, **numbers},
-            "objective": self.objective,
-            "weighting": self.weighting,
-        }
-        return {**flat_options("", found), **trainer_options(self)}
+        parts = {"policy": lora | numbers, "objective": self.objective, "weighting": self.weighting}
+        return {**flat_options("", own | parts), **trainer_options(self)}
 
     def _reference_weights(self) -> dict[str, Any]:
         """Return the digest of the reference's weights, and what it depends on besides them."""
@@ -479,12 +477,3 @@ class PreferenceModule(Recorded, TrainedOnly):
             "dtype": str(policy.dtype),
             "quantization": policy.quantization,
         }
-
-    def _check_reference(self, saved: dict[str, Any]) -> None:
-        now = self._reference_weights()
-        # Other precisions have other bytes; a fit reports those by option name.
-        if now != saved and all(now[name] == saved[name] for name in ("dtype", "quantization")):
-            raise UserError(
-                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
-                "restore them, or train again in a new folder."
-            )

@@ -14,12 +14,7 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..files import check_writable, expanded, replacing
@@ -230,19 +225,14 @@ class SFTModule(TrainedOnly):
     def on_fit_start(self) -> None:
         """Refuse a trainer precision that cast trained weights to half precision."""
         assert self.network is not None
-        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", self._plain)
+        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
+        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", plain)
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
                     f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
                     "trainer.precision to 32-true or bf16-mixed."
                 )
-
-    @property
-    def _plain(self) -> PreTrainedModel:
-        """The transformers model, with its LoRA layers if any."""
-        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
-        return cast("PreTrainedModel", plain)
 
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""

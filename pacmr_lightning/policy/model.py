@@ -31,9 +31,8 @@ from .attention import (
 )
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .grouped_lora import WeightCasts
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
+from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora, WeightCasts
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
@@ -188,7 +187,14 @@ class PolicyModel(Recorded, nn.Module):
         }
         self._own_layers = [layer for layer in self._lora_layers.values() if isinstance(layer, PolicyLora)]
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
-            self._compute_in_base_dtype()
+            for layer in self._own_layers:
+                layer.compute_dtype = BF16
+            kinds = {type(layer) for layer in self._lora_layers.values()}
+            if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, PolicyLora)):
+                rank_zero_info(
+                    f"LoRA layers of the kind {', '.join(others)} compute in float32; lora_compute_dtype "
+                    "base is for linear layers."
+                )
         if (plain := plain_model(self.name)) != self.name:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
                 save_with_base, self.peft, self.name, plain
@@ -245,19 +251,6 @@ class PolicyModel(Recorded, nn.Module):
         layers = own_layers(self._lora_layers)
         a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
         return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
-
-    def _compute_in_base_dtype(self) -> None:
-        others = set()
-        for layer in self._lora_layers.values():
-            if isinstance(layer, PolicyLora):
-                layer.compute_dtype = BF16
-            else:
-                others.add(type(layer).__name__)
-        if others:
-            rank_zero_info(
-                f"LoRA layers of the kind {', '.join(sorted(others))} compute in float32; lora_compute_dtype "
-                "base is for linear layers."
-            )
 
     @contextmanager
     def lora_in_float32(self) -> Iterator[None]:
