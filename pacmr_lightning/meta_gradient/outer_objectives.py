@@ -209,7 +209,10 @@ def _gradient(
 ) -> tuple[Direction, Tensor]:
     """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
     d_meta, found, done = zeros(policy.adapter()), [targets[:0]], 0
-    for part, counted in policy.in_step(pairs.micro_batches(_even(len(pairs), micro_batch_size)), filler):
+    most = micro_batch_size
+    if isinstance(most, int) and len(pairs) > most:  # the fewest micro-batches, about equal for a low peak
+        most = math.ceil(len(pairs) / math.ceil(len(pairs) / most))
+    for part, counted in policy.in_step(pairs.micro_batches(most), filler):
         u = _u(policy, beta, part)
         loss = 0 * u.sum()
         if counted:
@@ -219,11 +222,6 @@ def _gradient(
         add_gradient(d_meta, policy.adapter(), loss)
     sum_over_ranks(d_meta.values())
     return d_meta, torch.cat(found)
-
-
-def _even(pairs: int, most: MicroBatchSize) -> MicroBatchSize:
-    """Size of the fewest micro-batches of at most ``most`` pairs, about equal for a low peak."""
-    return most if not isinstance(most, int) or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
 
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:

@@ -18,8 +18,7 @@ from ..meta_gradient.gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
-from ..policy.base_model import parameter_count
-from ..policy.model_files import check_savable
+from ..policy.base_model import check_savable, parameter_count
 from ..recorded import Recorded, as_config
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_strategy, set_gradient
@@ -282,13 +281,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         # Line 2: train batch at omega.
-        pairs = StepPairs.of(
-            self.policy,
-            self.objective,
-            train.with_reference(self._reference(train)),
-            self.micro_batch,
-            keep=learns and self.weighting.keep_gradients,
-        )
+        scored, keep = train.with_reference(self._reference(train)), learns and self.weighting.keep_gradients
+        pairs = StepPairs.of(self.policy, self.objective, scored, self.micro_batch, keep=keep)
         # Lines 3 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
