@@ -304,6 +304,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
 
     def _reference(self, batch: PairBatch) -> LogProbs:
+        if batch.reference is not None:
+            return batch.reference
         parts = batch.micro_batches(self.micro_batch)
         return LogProbs.cat([self.policy.reference_log_probs(part) for part in parts])
 

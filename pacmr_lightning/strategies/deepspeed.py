@@ -232,7 +232,8 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
         )
     lora = isinstance(strategy, LoraDeepSpeedStrategy)
     plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
-    if not lora and not plain:
+    # Lightning's DeepSpeedStrategy is a DDPStrategy, too.
+    if not lora and (isinstance(strategy, DeepSpeedStrategy) or not plain):
         fix = "use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed"
         if isinstance(strategy, DeepSpeedStrategy):
             stage = (strategy.config or {}).get("zero_optimization", {}).get("stage", 2)
