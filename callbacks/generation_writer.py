@@ -15,7 +15,7 @@ from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_r
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.response_files import answers_path, output_path
 from pacmr_lightning.files import write_json_lines
-from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.runs.folder import GENERATIONS
 from pacmr_lightning.strategies.ranks import on_all_ranks
 

@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import move_data_to_device, rank_zero_warn
 
 from pacmr_lightning.errors import check_at_least, check_within
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.modules.schedule import planned_updates
+from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.strategies.sharding import whole
 
 from .recurring import Recurring

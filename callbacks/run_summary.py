@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import write_json
-from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weighting import VNetWeighting

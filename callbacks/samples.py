@@ -17,8 +17,7 @@ from pacmr_lightning.evaluation import generation
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.modules.schedule import planned_updates
+from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 

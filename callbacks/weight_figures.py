@@ -14,7 +14,7 @@ from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, sav
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import save_figure
-from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting import VNet
 

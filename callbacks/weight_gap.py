@@ -15,7 +15,7 @@ from torch import Tensor
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import write_frame
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import WEIGHT_GAP_TABLE
 from pacmr_lightning.strategies.ranks import on_all_ranks

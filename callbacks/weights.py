@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.files import replacing
-from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.runs.folder import NOISE_MASK, WEIGHTS, weight_parts
 
 from .recurring import record_of

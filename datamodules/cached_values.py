@@ -61,6 +61,9 @@ def cached_values(
     """
     rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
     barrier = (lambda: None) if trainer is None else trainer.strategy.barrier
+    whose = "by the reference; look at that pair, or load the model in float32"
+    if of_adapter:
+        whose = "so the policy has diverged; name an earlier checkpoint, or train with a lower learning rate"
     # Longest first, so that a lack of memory shows at once.
     order = np.argsort(-lengths, kind="stable")
     key = {
@@ -91,7 +94,9 @@ def cached_values(
             for number in range(passes):
                 batch = collate((own[number] if number < len(own) else together[0][0]).tolist())
                 answers = ask(policy, move_data_to_device(batch, policy.device)).cpu().numpy()
-                _check_finite(answers, batch.ids, of_adapter)
+                if not (finite := np.isfinite(answers).all(1)).all():
+                    odd = batch.ids[int(np.argmin(finite))]
+                    raise UserError(f"A value of the pair {odd} is not finite, {whose}.")
                 if number < len(own):
                     values.append(answers)
                     progress.update(len(answers))
@@ -112,17 +117,6 @@ def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarra
         batches.append(rows[start:end])
         start = end
     return batches
-
-
-def _check_finite(values: np.ndarray, ids: list[str], of_adapter: bool) -> None:
-    finite = np.isfinite(values).all(1)
-    if not finite.all():
-        fix = (
-            "so the policy has diverged; name an earlier checkpoint, or train with a lower learning rate"
-            if of_adapter
-            else "by the reference; look at that pair, or load the model in float32"
-        )
-        raise UserError(f"A value of the pair {ids[int(np.argmin(finite))]} is not finite, {fix}.")
 
 
 def _read(path: Path, count: int) -> np.ndarray:

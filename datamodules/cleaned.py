@@ -74,8 +74,8 @@ def exchanged(row: dict[str, Any], names: Iterable[str] | None = None) -> dict[s
     for name, value in found.items():
         if name in OPPOSITES and value is not None:
             found[name] = not value if isinstance(value, bool) else 1 - value
-        elif _is_difference(name, known) and _is_number(value):
-            found[name] = -value
+        elif _is_difference(name, known) and isinstance(value, (int, float, Decimal)):
+            found[name] = value if isinstance(value, bool) else -value
     return found
 
 
@@ -93,10 +93,6 @@ def _other_side(found: re.Match[str]) -> str:
 
 def _is_difference(name: str, names: frozenset[str]) -> bool:
     return _partner(name, names) == name and not _DIFFERENCE.isdisjoint(words_of(name))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
 
 
 def _announce(names: list[str]) -> None:

@@ -15,13 +15,7 @@ from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
 
-from .chat import (
-    decode_messages,
-    encode_messages,
-    looks_like_messages,
-    messages_of,
-    template_options,
-)
+from .chat import decode_messages, encode_messages, looks_like_messages, messages_of, template_options
 from .sampling import text_hash
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_row
 
@@ -289,11 +283,7 @@ SFT = Columns(
     kind="sft",
     responses=("completion",),
     required=("prompt",),
-    optional={
-        "prompt": _text_or_messages,
-        "tools": _tools,
-        "chat_template_kwargs": _template_kwargs,
-    },
+    optional={"prompt": _text_or_messages, "tools": _tools, "chat_template_kwargs": _template_kwargs},
     split=split_completion,
 )
 

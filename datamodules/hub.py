@@ -51,11 +51,8 @@ class SplitRows:
     @classmethod
     def of_files(cls, files: Sequence[str], key: str) -> SplitRows:
         """Return the rows of JSON Lines or Parquet files, with their values as they are written."""
-
-        def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-            return chain.from_iterable(numbered_rows(file, names) for file in files)
-
-        return cls(list(dict.fromkeys(chain.from_iterable(map(column_names, files)))), read, key)
+        names = list(dict.fromkeys(chain.from_iterable(map(column_names, files))))
+        return cls(names, lambda few: chain.from_iterable(numbered_rows(file, few) for file in files), key)
 
 
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> SplitRows:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
-from pacmr_lightning.policy.limits import check_tokens
+from pacmr_lightning.policy.positions import check_tokens
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader
@@ -155,12 +155,11 @@ class SFTDataModule(LightningDataModule):
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
+        done = self._rows_done if shuffle else lambda: 0
         return StepLoader(
             self._rows[split],
             batch_size=self.batch_size,
-            sampler=self._sampler(
-                split, shuffle, self.trainer.global_rank, self._rows_done if shuffle else lambda: 0
-            ),
+            sampler=self._sampler(split, shuffle, self.trainer.global_rank, done),
             collate_fn=self._collate,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,

@@ -17,12 +17,7 @@ from pacmr_lightning.policy.chat_template import template_warnings
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
 from .augmentation.structure import texts_of, with_texts
-from .chat import (
-    Rendered,
-    decode_messages,
-    render,
-    template_options,
-)
+from .chat import Rendered, decode_messages, render, template_options
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
 from .reading import response_text
 from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
@@ -114,10 +109,7 @@ def tokenize_pairs(
 
 
 def tokenize_completions(
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    tokenization: Tokenization = "default",
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, tokenization: Tokenization = "default"
 ) -> tuple[Dataset, dict[str, int]]:
     """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (EOS at the end), and counts."""
     options = {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization}
@@ -228,26 +220,18 @@ def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     return map(template_options, rows["tools"], rows["chat_template_kwargs"])
 
 
-def _tokenize_completions(
-    rows: dict[str, list[Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    tokenization: Tokenization,
-) -> dict[str, list[Any]]:
-    out = _tokenize_rows(SFT, rows, tokenizer, max_length, tokenization) | {"id": rows["id"]}
+def _tokenize_completions(rows: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
+    out = _tokenize_rows(SFT, rows, **options) | {"id": rows["id"]}
     return {name: out[name] for name in _COMPLETIONS}
 
 
 def _tokenize_pairs(
-    rows: dict[str, list[Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    tokenization: Tokenization,
-    augmentations: Augmentations | None,
+    rows: dict[str, list[Any]], augmentations: Augmentations | None, **options: Any
 ) -> dict[str, list[Any]]:
+    tokenizer, max_length = options["tokenizer"], options["max_length"]
     views, by_rules = [], []
     columns = (rows[name] for name in ("id", "prompt", "chosen", "chat", "reason", "augmented_prompt"))
-    for options, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
+    for own, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
         by_rules.append(not given if augmentations is None else prompt in augmentations.by_rules)
         if reason is not None:
             view = ""
@@ -257,9 +241,9 @@ def _tokenize_pairs(
             # The prompt itself counts as none, having the same tokens.
             view = augmentations.of(name, prompt)
         if chat and reason is None:
-            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], options).prompt
+            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], own).prompt
         views.append(view)
-    out = _tokenize_rows(PREFERENCES, rows, tokenizer, max_length, tokenization, views)
+    out = _tokenize_rows(PREFERENCES, rows, **options, views=views)
     view_ids = out.pop("view_ids")
     known = [
         0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt

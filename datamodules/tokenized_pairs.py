@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.limits import check_tokens
+from pacmr_lightning.policy.positions import check_tokens
 
 from .cached_values import cached_values
 from .columns import VOTES

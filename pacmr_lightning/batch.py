@@ -211,14 +211,9 @@ class PairBatch:
         segment_ids[real] = kinds.repeat_interleave(lengths.flatten())
         flags = [UNKNOWN if f is None else int(f) for f in (flipped or [None] * len(parts))]
         known = [math.nan if e is None else e for e in (eta or [None] * len(parts))]
-        return cls(
-            list(ids),
-            input_ids,
-            segment_ids,
-            torch.tensor(flags, dtype=torch.long),
-            torch.tensor(known),
-            annotators=None if annotators is None else list(annotators),
-        )
+        about = torch.tensor(flags, dtype=torch.long), torch.tensor(known)
+        who = None if annotators is None else list(annotators)
+        return cls(list(ids), input_ids, segment_ids, *about, annotators=who)
 
 
 @dataclass

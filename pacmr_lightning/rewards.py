@@ -53,28 +53,19 @@ class Rewards:
 
     def exchanged(self) -> Rewards:
         """Return the pairs with chosen and rejected swapped, so that u is -u."""
-        return Rewards(
-            self.policy.exchanged(),
-            self.reference.exchanged(),
-            self.beta,
-            self.rejected_tokens,
-            self.chosen_tokens,
-            self.annotators,
-        )
+        policy, reference = self.policy.exchanged(), self.reference.exchanged()
+        counts = self.rejected_tokens, self.chosen_tokens
+        return Rewards(policy, reference, self.beta, *counts, self.annotators)
 
     @staticmethod
     def cat(parts: Sequence[Rewards]) -> Rewards:
         """Concatenate micro-batches of one beta; all or none have token counts, or annotators."""
         counts = ([getattr(p, name) for p in parts] for name in ("chosen_tokens", "rejected_tokens"))
         chosen, rejected = (None if column[0] is None else torch.cat(column) for column in counts)
-        return Rewards(
-            LogProbs.cat([p.policy for p in parts]),
-            LogProbs.cat([p.reference for p in parts]),
-            parts[0].beta,
-            chosen,
-            rejected,
-            [name for p in parts for name in p.annotators or ()] or None,
-        )
+        policy = LogProbs.cat([p.policy for p in parts])
+        reference = LogProbs.cat([p.reference for p in parts])
+        annotators = [name for p in parts for name in p.annotators or ()] or None
+        return Rewards(policy, reference, parts[0].beta, chosen, rejected, annotators)
 
     @property
     def h(self) -> Tensor:

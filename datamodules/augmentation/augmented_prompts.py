@@ -58,14 +58,14 @@ class Augmentations:
 
 def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
     """Return the distinct prompts of a ``Source``'s usable rows, in order of first appearance."""
-    ids: dict[str, list[str]] = {}
-    first: dict[str, tuple[bool, str | None]] = {}
+    found: dict[str, tuple[bool, str | None, list[str]]] = {}
     columns = values_of(rows, "id", "prompt", "reason", "chat", "category")
     for name, prompt, reason, chat, category in columns:
         if reason is None and prompt.strip():
-            ids.setdefault(prompt, []).append(name)
-            first.setdefault(prompt, (chat, category))
-    return [AugmentedPrompt(text, *first[text], tuple(own)) for text, own in ids.items()]
+            found.setdefault(prompt, (chat, category, []))[2].append(name)
+    return [
+        AugmentedPrompt(text, chat, category, tuple(ids)) for text, (chat, category, ids) in found.items()
+    ]
 
 
 def write_augmentations(

@@ -25,7 +25,7 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.files import expanded
 from pacmr_lightning.policy.hub_access import model_state, pretrained
-from pacmr_lightning.policy.limits import positions
+from pacmr_lightning.policy.positions import positions
 
 from .rewriter import Rewriter, Rewriting, loops
 from .structure import Part, cut, prompt_sentences
@@ -127,11 +127,7 @@ class Translator:
         try:
             # The loaded classes have generate; PreTrainedModel, the declared type, does not.
             found = self.model.generate(  # type: ignore[operator]
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=room,
-                num_beams=num_beams,
-                do_sample=False,
+                input_ids=ids, attention_mask=mask, max_new_tokens=room, num_beams=num_beams, do_sample=False
             )
         except torch.OutOfMemoryError:
             raise UserError(

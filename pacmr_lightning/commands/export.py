@@ -19,7 +19,7 @@ from ..policy import PolicyModel
 from ..policy.base_model import plain_model
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.lora import ADAPTER
-from ..policy.model_files import KEPT, merge_rounded
+from ..policy.merged_adapters import KEPT, merge_rounded
 from ..policy.numerics import not_finite
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary

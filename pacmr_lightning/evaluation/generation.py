@@ -15,8 +15,8 @@ from ..errors import UserError, check_at_least, check_within
 from ..policy import PolicyModel
 from ..policy.chat_template import end_tokens
 from ..policy.chunked_log_probs import upcast
-from ..policy.limits import positions
 from ..policy.numerics import numerics
+from ..policy.positions import positions
 from ..policy.selfcheck import TOLERANCE
 from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response

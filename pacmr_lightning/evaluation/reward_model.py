@@ -24,7 +24,7 @@ from ..errors import UserError, check_at_least
 from ..files import expanded
 from ..policy.chat_template import render_messages
 from ..policy.hub_access import model_state, pretrained
-from ..policy.limits import positions
+from ..policy.positions import positions
 from .answer_store import AnswerStore
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores

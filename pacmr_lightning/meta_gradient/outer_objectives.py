@@ -84,7 +84,8 @@ class PromptConsistency(OuterObjective):
         assert augmented is not None
 
         # Line 7: u(z_j) of the original views. Line 8: pseudo-labels, and the pairs that are retained.
-        u = _original_u(policy, beta, meta, micro_batch_size)
+        with torch.no_grad():
+            u = torch.cat([_u(policy, beta, part) for part in meta.micro_batches(micro_batch_size)])
         retained, targets = self.targets(u)
         sizes = u.new_tensor([len(retained), len(meta)])
         sum_over_ranks([sizes])
@@ -208,7 +209,10 @@ def _gradient(
 ) -> tuple[Direction, Tensor]:
     """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
     d_meta, found, done = zeros(policy.adapter()), [targets[:0]], 0
-    for part, counted in policy.in_step(pairs.micro_batches(_even(len(pairs), micro_batch_size)), filler):
+    most = micro_batch_size
+    if isinstance(most, int) and len(pairs) > most:  # the fewest micro-batches, about equal for a low peak
+        most = math.ceil(len(pairs) / math.ceil(len(pairs) / most))
+    for part, counted in policy.in_step(pairs.micro_batches(most), filler):
         u = _u(policy, beta, part)
         loss = 0 * u.sum()
         if counted:
@@ -220,18 +224,8 @@ def _gradient(
     return d_meta, torch.cat(found)
 
 
-def _even(pairs: int, most: MicroBatchSize) -> MicroBatchSize:
-    """Size of the fewest micro-batches of at most ``most`` pairs, about equal for a low peak."""
-    return most if not isinstance(most, int) or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
-
-
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
     return Rewards(policy.log_probs(pairs), policy.reference_log_probs(pairs), beta).u
-
-
-@torch.no_grad()
-def _original_u(policy: PolicyModel, beta: float, meta: PairBatch, size: MicroBatchSize) -> Tensor:
-    return torch.cat([_u(policy, beta, part) for part in meta.micro_batches(size)])
 
 
 def _sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:

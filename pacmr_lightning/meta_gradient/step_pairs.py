@@ -234,7 +234,9 @@ def _affordable(policy: PolicyModel, pairs: int) -> bool:
         if device.type == "cuda":
             if not policy.has_stepped:  # its peak is not known
                 return False
-            room = int(FREE * _left_free(device))
+            # Bytes that neither others nor this process's largest step have taken.
+            left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+            room = int(FREE * (left - torch.cuda.max_memory_allocated(device)))
             of = f"{FREE:.0%} of what the largest step so far leaves free"
         else:
             room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
@@ -246,9 +248,3 @@ def _affordable(policy: PolicyModel, pairs: int) -> bool:
             f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
         )
     return needed <= max(SMALL, policy.pair_memory or 0)
-
-
-def _left_free(device: torch.device) -> int:
-    """Bytes that neither others nor this process's largest step have taken."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)

@@ -1,13 +1,17 @@
-"""Base of both modules: AdamW with its schedule, and checkpoints without the frozen base model."""
+"""Base of both modules: AdamW, checkpoints without the frozen base, and the end of a run that diverges."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..errors import check_within
+from ..errors import UserError, check_within
+from ..meta_gradient.gradient import Direction, norm
+from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
 
@@ -92,3 +96,23 @@ class TrainedOnly(LightningModule):
         trained = set(self.trained_names())
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
         return found
+
+
+def check_finite(losses: Tensor, gradient: Direction, ids: Sequence[str] = (), of: str = "loss") -> None:
+    """Raise UserError on all ranks if a loss, or the gradient, is not finite on one of them.
+
+    ``losses`` are (N,) with ``ids``, or 0-dim; an empty ``gradient`` is not checked. ``of`` names the losses.
+    """
+    bad = ~torch.isfinite(losses)
+    count = torch.stack([bad.any(), ~torch.isfinite(norm(gradient)) if gradient else bad.any()]).float()
+    sum_over_ranks([count])
+    if not count.any():
+        return
+    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()] if ids else [])
+    what, look = f"The {of}" if count[0] else "The gradient", ""
+    if found:
+        what = (
+            f"The loss of {len(found)} pairs ({', '.join(found[:5]) + (', ...' if len(found) > 5 else '')})"
+        )
+        look = "look at these pairs, "
+    raise UserError(f"{what} is not a finite number; {look}lower the learning rate, or use float32.")

@@ -7,7 +7,7 @@ try leaves nothing behind: no gradient, no drawn random number, no memory.
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch, TokenBudget
 from ..errors import UserError, is_out_of_memory
@@ -101,39 +101,29 @@ def fit_pairs(
             busy = [n for n in sizes if n == sizes[0] or longest[:n].token_count >= BUSY]
             least: list[Recomputed] = [False] if policy.compiles else [False, "selective"]
             ways = [*(Way(n, recomputed) for recomputed in least for n in busy), *ways]
-    parameters = policy.adapter()
-
-    def loss(batch: PairBatch) -> Tensor:
-        found = policy.log_probs(batch)
-        return (found.chosen - found.rejected).sum()
+    adapter = policy.adapter()
+    parameters = list(adapter.values())
+    # AdamW's two moments, the sum over micro-batches, the last one's, and single pairs', in fp32.
+    numbers = (4 + kept) * sum(shape(parameter).numel() for parameter in parameters)
 
     def step(way: Way) -> None:
         policy.recompute(way.recomputed)
-        with shifted(policy, zeros(parameters), 1.0) if meta else nullcontext():
-            # AdamW's two moments, the sum over micro-batches, the last one's, and single pairs'.
-            forward_and_backward(parameters.values(), partial(loss, longest[: way.size]), 4 + kept)
+        with shifted(policy, zeros(adapter), 1.0) if meta else nullcontext():
+            held = torch.empty(numbers, dtype=torch.float32, device=parameters[0].device)
+            gradients: Sequence[Tensor | None] = ()
+            # The second forward pass runs beside the first gradients, as a step's does after the last one.
+            for _ in range(2):
+                found = policy.log_probs(longest[: way.size])
+                value = (found.chosen - found.rejected).sum()
+                gradients = ()
+                # Not backward(): it would leave gradients, and DDP would exchange them.
+                gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+            del held, gradients
 
     policy.rows(longest[:1])  # chooses the layout, about which ranks send messages
     found = first_that_fits(ways, step, device, policy.is_sharded)
     policy.recompute(found.way.recomputed)
     return found
-
-
-def forward_and_backward(parameters: Iterable[nn.Parameter], loss: Callable[[], Tensor], copies: int) -> None:
-    """Run a loss and its gradient twice, beside ``copies`` tensors of the parameters' size in fp32.
-
-    The second forward pass runs while the first gradients are there, as a step does after the last one's.
-    """
-    parameters = list(parameters)
-    numbers = sum(shape(parameter).numel() for parameter in parameters)
-    held = torch.empty(copies * numbers, dtype=torch.float32, device=parameters[0].device)
-    gradients: Sequence[Tensor | None] = ()
-    for _ in range(2):
-        value = loss()
-        gradients = ()
-        # Not backward(): it would leave gradients, and DDP would exchange them.
-        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-    del held, gradients
 
 
 def first_that_fits(

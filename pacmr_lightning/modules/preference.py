@@ -18,21 +18,18 @@ from ..meta_gradient.gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
-from ..policy.base_model import parameter_count
-from ..policy.model_files import check_savable
+from ..policy.base_model import check_savable, parameter_count
 from ..recorded import Recorded, as_config
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
-from .base import TrainedOnly
-from .datamodule import datamodule
-from .finite import check_finite
+from .base import TrainedOnly, check_finite
 from .metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
-from .schedule import learning_rate_by_size, log_short_run, planned_updates
+from .schedule import datamodule, learning_rate_by_size, log_short_run, planned_updates
 
 _MICRO_BATCH = ("micro_batch_size", "micro_batch_tokens")
 AUTO = 4
@@ -284,13 +281,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         # Line 2: train batch at omega.
-        pairs = StepPairs.of(
-            self.policy,
-            self.objective,
-            train.with_reference(self._reference(train)),
-            self.micro_batch,
-            keep=learns and self.weighting.keep_gradients,
-        )
+        scored, keep = train.with_reference(self._reference(train)), learns and self.weighting.keep_gradients
+        pairs = StepPairs.of(self.policy, self.objective, scored, self.micro_batch, keep=keep)
         # Lines 3 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
@@ -314,9 +306,8 @@ class PreferenceModule(Recorded, TrainedOnly):
     def _reference(self, batch: PairBatch) -> LogProbs:
         if batch.reference is not None:
             return batch.reference
-        return LogProbs.cat(
-            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch)]
-        )
+        parts = batch.micro_batches(self.micro_batch)
+        return LogProbs.cat([self.policy.reference_log_probs(part) for part in parts])
 
     def _meta(self, batch: TrainingBatch) -> PairBatch:
         """Return the meta-batch of a VNet update; empty for a weighting without one."""
@@ -421,7 +412,13 @@ class PreferenceModule(Recorded, TrainedOnly):
                 f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
                 f"{odd} for one); use the model and LoRA settings that it was trained with."
             )
-        self._check_reference(checkpoint["reference"])
+        before, now = checkpoint["reference"], self._reference_weights()
+        # Other precisions have other bytes; a fit reports those by option name.
+        if now != before and all(now[name] == before[name] for name in ("dtype", "quantization")):
+            raise UserError(
+                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
+                "restore them, or train again in a new folder."
+            )
         for part in ("weighting", "objective"):
             if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
                 raise UserError(
@@ -465,13 +462,8 @@ class PreferenceModule(Recorded, TrainedOnly):
             "gradient_checkpointing": policy.gradient_checkpointing,
             "lora_compute_dtype": policy.lora_compute_dtype,
         }
-        found = {
-            **own,
-            "policy": {**lora, **numbers},
-            "objective": self.objective,
-            "weighting": self.weighting,
-        }
-        return {**flat_options("", found), **trainer_options(self)}
+        parts = {"policy": lora | numbers, "objective": self.objective, "weighting": self.weighting}
+        return {**flat_options("", own | parts), **trainer_options(self)}
 
     def _reference_weights(self) -> dict[str, Any]:
         """Return the digest of the reference's weights, and what it depends on besides them."""
@@ -481,12 +473,3 @@ class PreferenceModule(Recorded, TrainedOnly):
             "dtype": str(policy.dtype),
             "quantization": policy.quantization,
         }
-
-    def _check_reference(self, saved: dict[str, Any]) -> None:
-        now = self._reference_weights()
-        # Other precisions have other bytes; a fit reports those by option name.
-        if now != saved and all(now[name] == saved[name] for name in ("dtype", "quantization")):
-            raise UserError(
-                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
-                "restore them, or train again in a new folder."
-            )

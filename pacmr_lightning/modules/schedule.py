@@ -1,6 +1,7 @@
-"""Learning-rate schedule, number of updates, and interval of the curves."""
+"""A fit's datamodule, learning-rate schedule, number of updates, and interval of the curves."""
 
 import math
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -9,7 +10,6 @@ from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from ..errors import UserError
-from .datamodule import datamodule
 
 LEARNING_RATES = (
     (1e7, 5e-4, "as on the synthetic benchmark, with 137 thousand"),
@@ -26,6 +26,11 @@ logarithm of the rate is linear in that of the number.
 
 FAR_ABOVE = 3.0
 """Times the rate by size from which a line warns. At eight times PACMR-DPO degenerated on HH."""
+
+
+def datamodule(trainer: Trainer) -> Any:
+    """Return the trainer's datamodule, which Lightning does not declare; None if loaders were given."""
+    return trainer.datamodule  # type: ignore[attr-defined]
 
 
 def suited_learning_rate(parameters: int) -> tuple[float, str]:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,29 +13,22 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..files import check_writable, expanded, replacing
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import load_base, recompute_activations, weights_digest
+from ..policy.base_model import check_savable, load_base, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
-from ..policy.model_files import KEPT, check_savable, merge_rounded
+from ..policy.merged_adapters import KEPT, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
-from ..policy.rotary import choose_by_row
+from ..policy.positions import choose_by_row
 from ..waiting import waiting
-from .base import TrainedOnly
-from .datamodule import datamodule
-from .finite import check_finite
+from .base import TrainedOnly, check_finite
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
-from .schedule import log_short_run
+from .schedule import datamodule, log_short_run
 
 IGNORED = -100
 """Label of tokens without loss, as in torch."""
@@ -197,7 +189,17 @@ class SFTModule(TrainedOnly):
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
         assert self.network is not None
-        return _token_losses(self.network, batch, self._rotary_by_row)
+        return self._losses_of(self.network, batch)
+
+    def _losses_of(self, network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        if self._rotary_by_row:  # padding has the last position
+            inputs["position_ids"] = batch["attention_mask"].cumsum(1) - 1
+        logits = network(**inputs, use_cache=False).logits
+        targets = batch["labels"][:, 1:]
+        is_response = targets != IGNORED
+        # Selected first: an fp32 copy of all logits would be the step's largest tensor.
+        return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return a batch's part of the update's mean over response tokens."""
@@ -232,7 +234,8 @@ class SFTModule(TrainedOnly):
     def on_fit_start(self) -> None:
         """Refuse a trainer precision that cast trained weights to half precision."""
         assert self.network is not None
-        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", self._plain)
+        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
+        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", plain)
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
@@ -240,27 +243,26 @@ class SFTModule(TrainedOnly):
                     "trainer.precision to 32-true or bf16-mixed."
                 )
 
-    @property
-    def _plain(self) -> PreTrainedModel:
-        """The transformers model, with its LoRA layers if any."""
-        plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
-        return cast("PreTrainedModel", plain)
-
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
         # Lightning sets fast_dev_run without declaring it.
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         assert self.network is not None
-        data = datamodule(self.trainer)
-        losses = partial(_some_losses, data, self._rotary_by_row)
-        share = save_model(self.folder, self.network, data.tokenizer, losses)
+        tokenizer = datamodule(self.trainer).tokenizer
+        share = save_model(self.folder, self.network, tokenizer, self._some_losses)
         rank_zero_info(f"The model is saved in {self.folder}.")
         if share is not None and share < KEPT:
             rank_zero_info(
                 f"{share:.0%} of what the adapter changes are left after merging: {self.hparams['dtype']} "
                 "weights round the rest away; train with --model.dtype float32."
             )
+
+    @torch.no_grad()
+    def _some_losses(self, network: nn.Module) -> Tensor:
+        """Return the losses of a few validation rows, without dropout."""
+        batch = next(iter(datamodule(self.trainer).val_dataloader()))
+        return self._losses_of(network.eval(), {name: rows[:MEASURED] for name, rows in batch.items()})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen base out; add the options and the base's digest."""
@@ -366,22 +368,3 @@ def save_model(
         plain.save_pretrained(new)
         tokenizer.save_pretrained(new)
     return share
-
-
-@torch.no_grad()
-def _some_losses(data: Any, rotary_by_row: bool, network: nn.Module) -> Tensor:
-    """Return the losses of a few validation rows, without dropout."""
-    batch = next(iter(data.val_dataloader()))
-    rows = {name: values[:MEASURED] for name, values in batch.items()}
-    return _token_losses(network.eval(), rows, rotary_by_row)
-
-
-def _token_losses(network: nn.Module, batch: dict[str, Tensor], rotary_by_row: bool) -> Tensor:
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if rotary_by_row:  # padding has the last position
-        inputs["position_ids"] = batch["attention_mask"].cumsum(1) - 1
-    logits = network(**inputs, use_cache=False).logits
-    targets = batch["labels"][:, 1:]
-    is_response = targets != IGNORED
-    # Selected first: an fp32 copy of all logits would be the step's largest tensor.
-    return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")

@@ -1,7 +1,5 @@
 """Flags and callbacks of Lightning's Trainer that a module refuses, each with what to use instead."""
 
-from typing import Any
-
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -50,16 +48,13 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
     for name, why in {} if automatic else FLAGS.items():
         if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
-    for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
-        if refusal := _refusal(callback, automatic, whole):
-            raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")
-
-
-def _refusal(callback: Any, automatic: bool, whole: bool) -> str | None:
-    if isinstance(callback, WeightAveraging) and not whole:
-        return "stores all weights in checkpoints, which hold the adapter alone here"
-    # Lightning's own looks at the time in automatic optimization alone.
-    if type(callback) is ModelCheckpoint and callback._train_time_interval is not None and not automatic:
-        return "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
     refused = CALLBACKS if automatic else CALLBACKS | MANUAL_CALLBACKS
-    return next((why for kind, why in refused.items() if isinstance(callback, kind)), None)
+    for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
+        refusal = next((why for kind, why in refused.items() if isinstance(callback, kind)), None)
+        if isinstance(callback, WeightAveraging) and not whole:
+            refusal = "stores all weights in checkpoints, which hold the adapter alone here"
+        # Lightning's own looks at the time in automatic optimization alone.
+        if type(callback) is ModelCheckpoint and callback._train_time_interval is not None and not automatic:
+            refusal = "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
+        if refusal:
+            raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")

@@ -41,11 +41,6 @@ def exclude_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def is_flash(attention: str) -> bool:
-    """True for FlashAttention, also from the Hub."""
-    return "flash" in attention  # also in names of Hub kernels
-
-
 def attention_of(model: PreTrainedModel) -> str:
     """Return the model's current attention implementation."""
     return model.config._attn_implementation
@@ -75,7 +70,7 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
             f"attn_implementation is {attention}, but it must be one of {', '.join(known)}, or the Hub id of "
             "a kernel."
         )
-    if is_flash(attention) and dtype == torch.float32:
+    if "flash" in attention and dtype == torch.float32:  # also in names of Hub kernels
         raise UserError(
             f"{attention} computes in half precision, but the base is float32; set dtype to bfloat16, or "
             "attn_implementation to sdpa."

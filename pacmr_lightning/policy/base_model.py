@@ -1,7 +1,9 @@
-"""Loading of the frozen base model that policy and reference share."""
+"""The frozen base model that policy and reference share: its loading, saving, and how its layers run."""
 
+import copy
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,22 +11,35 @@ from typing import Any, cast
 
 import torch
 import xxhash
-from peft import PeftConfig
+from lightning.pytorch.utilities import rank_zero_info
+from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import find_adapter_config_file
 
-from ..errors import UserError, is_out_of_memory
+from ..errors import UserError, first_line, is_out_of_memory
 from ..strategies.sharding import whole
 from .attention import use_attention
+from .chat_template import stop_at_end_tokens
 from .hub_access import locate
 from .lora_layer import PolicyLora
 from .merged_adapters import merge_adapter
-from .model_files import mend_generation_config
 from .numerics import Recomputed, not_finite
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
+
+RECOMPILATIONS = 64
+"""Limit per function; past it torch silently runs slowly."""
 
 
 def load_base(
@@ -76,7 +91,7 @@ def load_base(
         )
     if not dropout:
         _switch_off_dropout(model)
-    mend_generation_config(model, name)
+    _mend_generation_config(model, name)
     return model
 
 
@@ -202,6 +217,53 @@ def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
+def _mend_generation_config(model: PreTrainedModel, name: str) -> None:
+    """Make a generation config valid where transformers loads it but would refuse to save it.
+
+    Sampling options without ``do_sample``, as of Llama 2, get it; else special tokens alone are kept.
+    """
+    if (config := model.generation_config) is None or _is_valid(config):
+        return
+    config.do_sample, what = True, "do_sample is set to true"
+    if not _is_valid(config) or config.temperature == 0:
+        special = {k: v for k, v in config.to_diff_dict().items() if k.endswith("_token_id")}
+        model.generation_config, what = GenerationConfig(**special), "its special tokens alone are kept"
+    rank_zero_info(f"The generation_config.json of {name} is one that transformers does not save; {what}.")
+
+
+def _is_valid(config: GenerationConfig) -> bool:
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+def check_savable(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise UserError, before the training, if a library would refuse to save the model's folder.
+
+    Configs and tokenizer are written to a temporary folder. Weights of a whole model are only checked for
+    sharing that safetensors refuses.
+    """
+    plain: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[assignment]
+    try:
+        generation = copy.deepcopy(plain.generation_config)
+        stop_at_end_tokens(generation, tokenizer)
+        with tempfile.TemporaryDirectory() as folder:
+            for part in (plain.config, generation, tokenizer):
+                part.save_pretrained(folder)
+            if isinstance(model, PeftModel):
+                for config in model.peft_config.values():
+                    config.save_pretrained(folder)
+            else:
+                remove_tied_weights_from_state_dict(dict(model.state_dict()), model)
+    except Exception as error:  # each library has its own
+        raise UserError(
+            f"The model {name} could not be saved after the training ({first_line(error)}); mend its "
+            "config.json, generation_config.json or tokenizer, or name another model."
+        ) from None
+
+
 def weights_digest(model: PreTrainedModel) -> str:
     """Return a 128-bit XXH3 hash of the weights without LoRA, the same on every device and strategy."""
     digest = xxhash.xxh3_128()
@@ -243,3 +305,32 @@ def _kept(context: object, operation: torch._ops.OpOverload, *_: Any, **__: Any)
     name = operation.name()
     products = name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
     return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each of the model's layers; layers share compiled code.
+
+    Single pairs' gradients are handed to Python, so layers that take them run uncompiled, as does generation.
+    Adapter, shift, gradients and each number of rows and tokens that torch does not take as dynamic have a
+    graph of their own.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no layers that can be compiled; set compile to false.")
+    torch._dynamo.config.specialize_float = True  # LoRA's scaling as a number, not as an input
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+    for layer in layers:
+        own = [module for module in layer.modules() if isinstance(module, PolicyLora)]
+        layer.forward = partial(_run_layer, own, layer.forward, torch.compile(layer.forward, dynamic=True))
+
+
+def _run_layer(
+    layers: list[PolicyLora],
+    plain: Callable[..., Any],
+    compiled: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    per_pair = any(layer.per_pair is not None for layer in layers)
+    generation = any(isinstance(value, Cache) for value in kwargs.values())
+    return (plain if per_pair or generation else compiled)(*args, **kwargs)

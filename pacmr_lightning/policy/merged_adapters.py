@@ -1,6 +1,7 @@
-"""An adapter merged into its base, and saved with the policy's as one."""
+"""An adapter merged into its base, with one rounding, and saved with the policy's as one."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -15,11 +16,15 @@ from transformers.utils import cached_file
 from ..errors import UserError
 from ..strategies.sharding import is_sharded
 from .lora import ADAPTER
+from .memory import free_memory
+from .numerics import not_finite
 
 MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Accepted mean difference of a token's log-probability between two forms of a model, in nats."""
 COMPARED = 32
 """Number of tokens compared."""
+KEPT = 0.95
+"""Share of an adapter's effect under which a message names the remedy."""
 
 
 def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedModel:
@@ -38,7 +43,10 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedMod
             "merge it first (PEFT's merge_and_unload) and name the merged model."
         )
     known = _embeddings(model).num_embeddings
-    _make_room(model, name)
+    # An adapter without a tokenizer uses its base's; else embeddings grow, as PEFT's auto classes do.
+    own = cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    if own is not None and (size := len(AutoTokenizer.from_pretrained(name))) > known:
+        model.resize_token_embeddings(size)
     added = _embeddings(model).weight[known:].clone()
     tokens = compared_tokens(model, getattr(config, "trainable_token_indices", None))
     try:
@@ -79,16 +87,6 @@ def _embeddings(model: PreTrainedModel) -> nn.Embedding:
     return cast("nn.Embedding", model.get_input_embeddings())
 
 
-def _make_room(model: PreTrainedModel, adapter: str) -> None:
-    """Grow the embeddings to the size of the adapter's own tokenizer, as PEFT's auto classes do."""
-    # An adapter without a tokenizer uses its base's.
-    if cached_file(adapter, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
-        return
-    size = len(AutoTokenizer.from_pretrained(adapter))
-    if size > _embeddings(model).num_embeddings:
-        model.resize_token_embeddings(size)
-
-
 def untie_head(model: PreTrainedModel) -> None:
     """Untie head and embeddings where an adapter changes only one of them."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -101,6 +99,45 @@ def untie_head(model: PreTrainedModel) -> None:
             layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
             for config in (model.config, model.config.get_text_config()):
                 config.tie_word_embeddings = False
+
+
+def merge_rounded(
+    model: Any, dtype: torch.dtype, values: Callable[[], Tensor] | None, effect: Tensor | None = None
+) -> tuple[PreTrainedModel, float | None]:
+    """Merge an adapter in place, in float32, and round once to ``dtype``.
+
+    Args:
+        model: a ``PeftModel``.
+        dtype: of the merged weights.
+        values: returns (n,) values of the model as it is, such as log-probabilities; None: not measured.
+        effect: (n,) the adapter's effect on them; None measures it here.
+
+    Returns:
+        The merged model, and the share of the effect that is left: the slope of the merged model's effect on
+        the adapter's. None if it is not measured: no ``values``, no effect on them, or no memory for the
+        weights in float32.
+
+    Raises:
+        UserError: a merged weight is not finite in ``dtype``.
+    """
+    parameters = sum(p.numel() for p in model.parameters())
+    measured = values is not None and (4 - model.dtype.itemsize) * parameters < free_memory()
+    if measured or dtype != model.dtype:
+        model.float()
+    with torch.no_grad():
+        if values is not None and measured:
+            with model.disable_adapter():
+                reference = values().double()
+            effect = values().double() - reference if effect is None else effect.double()
+        untie_head(model.get_base_model())
+        merged: Any = model.merge_and_unload().to(dtype)
+        if name := not_finite(merged.state_dict()):
+            raise UserError(f"The merged weight {name} overflows {dtype}; choose another --dtype.")
+        if values is None or effect is None or not measured or not effect.any():
+            return merged, None
+        merged.float()
+        share = float((values().double() - reference) @ effect / (effect @ effect))
+        return merged.to(dtype), share
 
 
 def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **options: Any) -> None:

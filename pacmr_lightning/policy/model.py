@@ -29,18 +29,15 @@ from .attention import (
     check_attention,
     exclude_cudnn,
 )
-from .base_model import load_base, plain_model, recompute_activations, weights_digest
+from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .compiled import compile_layers
-from .grouped_lora import WeightCasts
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora
+from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora, WeightCasts
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
-from .middle_states import middle_states
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
+from .positions import choose_by_row
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
-from .rotary import choose_by_row
 from .selfcheck import choose_plan
 from .token_layout import Rows, rows_of
 
@@ -190,7 +187,14 @@ class PolicyModel(Recorded, nn.Module):
         }
         self._own_layers = [layer for layer in self._lora_layers.values() if isinstance(layer, PolicyLora)]
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
-            self._compute_in_base_dtype()
+            for layer in self._own_layers:
+                layer.compute_dtype = BF16
+            kinds = {type(layer) for layer in self._lora_layers.values()}
+            if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, PolicyLora)):
+                rank_zero_info(
+                    f"LoRA layers of the kind {', '.join(others)} compute in float32; lora_compute_dtype "
+                    "base is for linear layers."
+                )
         if (plain := plain_model(self.name)) != self.name:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
                 save_with_base, self.peft, self.name, plain
@@ -247,19 +251,6 @@ class PolicyModel(Recorded, nn.Module):
         layers = own_layers(self._lora_layers)
         a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
         return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
-
-    def _compute_in_base_dtype(self) -> None:
-        others = set()
-        for layer in self._lora_layers.values():
-            if isinstance(layer, PolicyLora):
-                layer.compute_dtype = BF16
-            else:
-                others.add(type(layer).__name__)
-        if others:
-            rank_zero_info(
-                f"LoRA layers of the kind {', '.join(sorted(others))} compute in float32; lora_compute_dtype "
-                "base is for linear layers."
-            )
 
     @contextmanager
     def lora_in_float32(self) -> Iterator[None]:
@@ -484,3 +475,33 @@ class PolicyModel(Recorded, nn.Module):
         finally:
             self.model.generation_config = own
             self.train(was_training)
+
+
+class _Enough(Exception):
+    """Ends a forward pass."""
+
+
+def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = True) -> Tensor:
+    """Return (B, L, H) states after half of the layers, rounded up.
+
+    ``stop`` false runs all layers, as does a model whose layers are no plain list.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    half = (number + 1) // 2
+    lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
+    if not stop or len(lists) != 1 or half == number:
+        return model.base_model(**inputs, output_hidden_states=True).hidden_states[half]
+    found: list[Tensor] = []
+
+    def read(_: nn.Module, __: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+        raise _Enough
+
+    handle = lists[0][half - 1].register_forward_hook(read)
+    try:
+        model.base_model(**inputs)
+    except _Enough:
+        pass
+    finally:
+        handle.remove()
+    return found[0]

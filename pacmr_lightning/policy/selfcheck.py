@@ -29,10 +29,10 @@ from .attention import (
     use_attention,
 )
 from .chunked_log_probs import upcast
-from .grouped_lora import share_inputs
 from .lora import linear_names, lora_linears
+from .lora_layer import share_inputs
 from .numerics import wide
-from .rotary import length_limit
+from .positions import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -193,7 +193,13 @@ class _PairCheck:
         try:
             use_attention(self.model, plan.attention)
             found = self._computed(plan.layout)
-            return self._beyond_rounding(found, truth)
+            if self._difference(found, truth) is None:
+                return None
+            # Rounding in the model's own forward may explain it.
+            with self.by_trusted_kernels():
+                drawn = [self._errors(self._computed(None, seed), truth) for seed in range(DRAWS)]
+            value, gradient = map(max, zip(*drawn, strict=True))
+            return self._difference(found, truth, (value, gradient))
         except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
@@ -212,15 +218,6 @@ class _PairCheck:
         tokens = torch.cat([tokens[:, :1], tokens], dim=1)
         value = float(((found[0] - truth[0]).abs() / tokens).max())
         return value, float((found[1] - truth[1]).norm() / truth[1].norm())
-
-    def _beyond_rounding(self, found: Computed, truth: Computed) -> str | None:
-        """Return a difference that rounding in the model's own forward does not explain, if any."""
-        if self._difference(found, truth) is None:
-            return None
-        with self.by_trusted_kernels():
-            drawn = [self._errors(self._computed(None, seed), truth) for seed in range(DRAWS)]
-        value, gradient = map(max, zip(*drawn, strict=True))
-        return self._difference(found, truth, (value, gradient))
 
     def _looks_ahead(self) -> float:
         """Mean change of the first half's log-probabilities, in nats, with other tokens after it."""

@@ -77,19 +77,11 @@ def alone_rows(batch: PairBatch) -> list[Rows]:
     for place, length in enumerate(rows.real.sum(1).tolist()):
         own = rows.owner == place
         column = rows.source[1][own]
-        found.append(
-            Rows(
-                input_ids=rows.input_ids[place : place + 1, :length],
-                position_ids=rows.position_ids[place : place + 1, :length],
-                source=(torch.zeros_like(column), column),
-                targets=rows.targets[own],
-                owner=torch.zeros_like(column),
-                token_pair=rows.token_pair[place : place + 1, :length],
-                pairs=1,
-                real=rows.real[place : place + 1, :length],
-                whole_logits=True,
-            )
-        )
+        first = torch.zeros_like(column)
+        names = ("input_ids", "position_ids", "token_pair", "real")
+        cut: dict[str, Any] = {name: getattr(rows, name)[place : place + 1, :length] for name in names}
+        cut |= {"source": (first, column), "targets": rows.targets[own], "owner": first, "pairs": 1}
+        found.append(replace(rows, **cut, whole_logits=True))
     return found
 
 

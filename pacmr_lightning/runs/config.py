@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from ..errors import UserError
 from ..files import write_text
 from ..modules import PreferenceModule
-from ..modules.datamodule import datamodule
+from ..modules.schedule import datamodule
 from ..modules.trainer_flags import OF_A_RUN
 from ..policy.numerics import base_dtype
 from ..recorded import as_config

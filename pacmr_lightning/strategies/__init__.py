@@ -1,6 +1,5 @@
 """Trainer strategies for a LoRA policy."""
 
-from .checks import check_strategy
-from .deepspeed import LoraDeepSpeedStrategy, set_gradient
+from .deepspeed import LoraDeepSpeedStrategy, check_strategy, set_gradient
 
 __all__ = ["LoraDeepSpeedStrategy", "check_strategy", "set_gradient"]

@@ -1,4 +1,4 @@
-"""DeepSpeed strategy for a LoRA policy.
+"""DeepSpeed strategy for a LoRA policy, and the strategies that are refused.
 
 With Lightning 2.6 and DeepSpeed 0.19 the engine may shard the optimizer's state (ZeRO-1), gradients (2) and
 parameters (3). Its AdamW steps flat fp32 copies of this rank's parts of the parameters; DeepSpeed maps these
@@ -7,17 +7,17 @@ at stages 1 and 2, this file at stage 3.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .sharding import is_sharded, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -84,7 +84,9 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             import deepspeed
 
             # A LoRA layer reads its submodules' weights, and so needs them in its own passes.
-            for layer in self._lora_layers():
+            module = self.lightning_module
+            assert module is not None
+            for layer in (each for each in module.modules() if isinstance(each, LoraLayer)):
                 for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters()):
                     deepspeed.zero.register_external_parameter(layer, parameter)
 
@@ -139,22 +141,10 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         }
         return {"state": state, "param_groups": groups}
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Write one file from rank 0."""
-        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
-
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Read the file on each rank."""
-        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """True: Lightning calls ``load_optimizer_state_dict``."""
-        return True
+    # One file, which rank 0 writes and each rank reads; Lightning calls ``load_optimizer_state_dict``.
+    save_checkpoint = Strategy.save_checkpoint
+    load_checkpoint = Strategy.load_checkpoint
+    lightning_restore_optimizer = True
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the trained parameters and the optimizer's copies of them."""
@@ -184,11 +174,6 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             for i, p in enumerate(trained):
                 for key in MOMENTS:
                     _set_part(optimizer, p, saved["state"][i][key], key)
-
-    def _lora_layers(self) -> list[Any]:
-        module = self.lightning_module
-        assert module is not None
-        return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
 
     def _trained(self) -> dict[str, nn.Parameter]:
         module = self.lightning_module
@@ -235,3 +220,32 @@ def set_gradient(
         loss = sum((p * gradient[name]).sum() for name, p in parameters.items())
         assert isinstance(loss, Tensor)
         module.manual_backward(loss)
+
+
+def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
+    """Raise UserError for strategies that shard or cast the adapter, or do not support ``quantization``."""
+    if (precision := strategy.precision_plugin.precision) not in ("32-true", "64-true"):
+        # LoRA layers set their products' dtype, and the cached reference is computed without autocast.
+        raise UserError(
+            f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
+            "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."
+        )
+    lora = isinstance(strategy, LoraDeepSpeedStrategy)
+    plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+    # Lightning's DeepSpeedStrategy is a DDPStrategy, too.
+    if not lora and (isinstance(strategy, DeepSpeedStrategy) or not plain):
+        fix = "use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed"
+        if isinstance(strategy, DeepSpeedStrategy):
+            stage = (strategy.config or {}).get("zero_optimization", {}).get("stage", 2)
+            own = f"pacmr_lightning.strategies.LoraDeepSpeedStrategy(stage={stage})"
+            fix = f"from Python give Trainer(strategy={own}), which takes the same arguments"
+        raise UserError(
+            f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it "
+            f"should be; {fix}."
+        )
+    if quantization and lora:
+        # Stage 3 would separate packed weights from their scales; stages 1 and 2 are untested with 4 bits.
+        raise UserError(
+            f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
+            "set trainer.strategy to auto or ddp, or quantization to null."
+        )

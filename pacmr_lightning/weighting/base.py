@@ -65,6 +65,9 @@ class Weighting(Recorded, ABC):
     columns: tuple[str, ...] = ()
     """Columns of the rows, of ``TokenizedPairs.own_columns``, that the weights come from."""
 
+    kept: tuple[str, ...] = ()
+    """Attributes to checkpoint, such as an option that "auto" leaves to the data."""
+
     soft_labels: bool = False
     """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label; not with
     ``every``."""
@@ -130,10 +133,12 @@ class Weighting(Recorded, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return rank 0's state: tensors, numbers, strings, lists and dicts, always with the same keys."""
-        return {}
+        return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of ``state_dict``."""
+        for name in self.kept:
+            setattr(self, name, state[name])
 
 
 class Unweighted(Weighting):

@@ -30,6 +30,8 @@ class OracleWeights(Weighting):
         label_noise: noise rate eps, in [0, 1 - rho0); "auto" is the datamodule's noise rate.
     """
 
+    kept = ("label_noise",)
+
     def __init__(self, label_noise: float | Literal["auto"] = "auto"):
         self.label_noise = label_noise
         if label_noise != "auto":
@@ -62,14 +64,6 @@ class OracleWeights(Weighting):
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
         eps = torch.tensor(self.label_noise, dtype=torch.float64)
         return Weights((math.log(RHO0) - log_noisy_over_clean(s, eps, eps)).exp().to(rewards.u))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rate, which "auto" may have set."""
-        return {"label_noise": self.label_noise}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the rate."""
-        self.label_noise = state["label_noise"]
 
 
 class DropFlipped(Weighting):

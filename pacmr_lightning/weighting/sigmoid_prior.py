@@ -1,7 +1,7 @@
 """Fixed sigmoid weighting: the ablation without VNet."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -27,6 +27,8 @@ class SigmoidPrior(Weighting):
         floor: c, the smallest weight, which keeps DPO's restoring force (docs/methods.md).
     """
 
+    kept = ("offset",)
+
     def __init__(self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, floor: float = 0.0):
         check_within("[0, 1)", floor=floor)
         self.floor = floor
@@ -44,14 +46,6 @@ class SigmoidPrior(Weighting):
         u = rewards.u
         g = self.floor + (1 - self.floor) * torch.sigmoid(self.slope * u + self.offset)
         return Weights(g, torch.full_like(u, self.slope), torch.full_like(u, self.offset))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the offset, which "auto" may have set."""
-        return {"offset": self.offset}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the offset."""
-        self.offset = state["offset"]
 
 
 def auto_offset(rate: float) -> float:

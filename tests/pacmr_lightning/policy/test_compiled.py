@@ -17,7 +17,7 @@ from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan
-from pacmr_lightning.policy.compiled import compile_layers
+from pacmr_lightning.policy.base_model import compile_layers
 from pacmr_lightning.policy.packed_attention import VARLEN
 
 from .looped_attention import opaque_attention

@@ -12,7 +12,7 @@ from torch._inductor import config as inductor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacmr_lightning.policy import lora_layer, packed_attention
-from pacmr_lightning.policy.compiled import compile_layers
+from pacmr_lightning.policy.base_model import compile_layers
 
 from .looped_attention import LIBRARY, opaque_attention
 

@@ -10,7 +10,7 @@ from pacmr_lightning.datamodules.sources import CompletionFiles, Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.limits import check_tokens, positions
+from pacmr_lightning.policy.positions import check_tokens, positions
 
 from ...conftest import quiet_trainer
 

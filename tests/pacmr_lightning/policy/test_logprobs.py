@@ -12,7 +12,7 @@ from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_attention
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
-from pacmr_lightning.policy.middle_states import middle_states
+from pacmr_lightning.policy.model import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import (
     Rows,
