@@ -12,7 +12,7 @@ from tests.conftest import write_lines
 from tests.pacmr_lightning.sweep.conftest import check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[2]
-FRONTIERS = {"frontier": 7020, "sentiment": 88, "pacmr_variants": 430, "pacmr_variants_long": 45}
+FRONTIERS = {"frontier": 7020, "sentiment": 88, "pacmr_variants": 330, "pacmr_variants_long": 36}
 PLAIN = {
     **{"world_tau": 120, "world_long": 24, "world_noise": 515, "told_share": 510, "sentiment_noise": 24},
     **{"sentiment_seeds": 15, "hh_small": 15, "hh_half_billion": 5, "tldr_cpu": 7, "tldr_reproduction": 6},

@@ -10,8 +10,8 @@ from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = {
-    *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),
-    *("val_step", "seconds", "wall_seconds", "versions", "window_pairs"),
+    *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "val_pairs"),
+    *("metrics", "counts", "val_step", "seconds", "wall_seconds", "versions", "window_pairs"),
     *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u"),
 }
 

@@ -200,13 +200,13 @@ def test_an_audit_of_a_model(save, pairs, tmp_path):
         other.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     other.save_pretrained(tmp_path / "other")
     load_tokenizer(folder).save_pretrained(tmp_path / "other")
-    words = f"audit {tmp_path / 'other'} --source Files --source.train {train} --reference {folder} --beta 1"
+    words = f"audit {tmp_path / 'other'} --source Files --source.train {train} --reference {folder}"
     cli.main([*words.split(), "--output", str(tmp_path / "audit")])
     data = PreferenceDataModule(Files(train, train), tokenizer=folder)
     data.setup("validate")
     rows = data.validation_pairs.rows
     ours, base = all_alone(tmp_path / "other", rows), all_alone(folder, rows)
-    chosen, rejected = (ours - base).T
+    chosen, rejected = 0.1 * (ours - base).T
     found = pd.read_parquet(tmp_path / "audit" / "pairs.parquet").set_index("id")["u"].to_dict()
     expected = dict(zip(rows["id"][:], (chosen - rejected).tolist(), strict=True))
     assert found == pytest.approx(expected, abs=1e-3)
