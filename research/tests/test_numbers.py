@@ -613,7 +613,8 @@ def test_policies_on_votes():
     text = notebook("vote-policies")
     found = table(text, "| method, beta | fold 0 | fold 1 | fold 2 | fold 3 |\n")
     names = {"refined, 0.1": "refined", "PACMR-DPO, 0.1": "pacmr", "the same, floor 0.3": "pacmr_robust"}
-    names |= {"oracle, 0.1": "oracle"} | {f"DPO, {beta}": "dpo" for beta in (0.1, 0.03, 0.3)}
+    names |= {"oracle, 0.1": "oracle", "fixed sigmoid weighting, 0.1": "fixed"}
+    names |= {"cDPO, 0.1": "cdpo", "rDPO, 0.1": "rdpo"} | {f"DPO, {beta}": "dpo" for beta in (0.1, 0.03, 0.3)}
     for name, method in names.items():
         beta = float(name.rpartition(" ")[2]) if method == "dpo" else 0.1
         part = cells[cells["method"].eq(method) & np.isclose(cells["beta"], beta)].set_index("fold")
