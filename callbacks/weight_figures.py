@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit
 from torch import Tensor
 
@@ -189,3 +190,8 @@ class WeightDistributions(VisitFigures):
         if differ:
             figure = figures.draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
             self.put(trainer, "distributions", self.files[0] if to_files else None, figure)
+        elif to_files and visits.weight[0] != 1:  # users expect no figure of unweighted pairs
+            rank_zero_info(
+                f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
+                f"{visits.weight[0]:g}."
+            )

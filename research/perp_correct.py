@@ -21,9 +21,9 @@ from scipy.stats import norm
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.commands.refine import (
     check_folder,
+    compare_passes,
     fit,
     folder_beside,
     kept_file,
@@ -248,7 +248,7 @@ def perp_correct(
             "data.clean_meta": "null",
         }
         train_again(first, folder, "corrected", beta, use, (RECORD, ROUNDS, PAIRS, TABLE))
-    compare([run, str(folder)])
+    compare_passes(run, folder)
 
 
 def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:

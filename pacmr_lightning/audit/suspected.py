@@ -69,10 +69,11 @@ def find(
     share = found.contradicted(suspected) if suspected.any() else (np.nan, np.nan, np.nan)
     methods = []
     for name in (scorer, *_computed(pairs, scorer, alone)):
-        u, prompts = pairs[SCORES[name]].to_numpy(), pairs["prompt"].to_numpy()
-        by = found if name == scorer else agreement(u, prompts, votes, resamples=0)
-        which = is_suspected(by, ties, threshold)
-        expected = by.contradicted(which)[0] if which.any() else np.nan
+        u, which, expected = pairs[SCORES[name]].to_numpy(), suspected, share[0]
+        if name != scorer:
+            other = agreement(u, pairs["prompt"].to_numpy(), votes, resamples=0)
+            which = is_suspected(other, ties, threshold)
+            expected = other.contradicted(which)[0] if which.any() else np.nan
         row = {"method": NAMES[name], "contradicted": expected}
         methods.append(row | detection_quality(u, which, pairs["flipped"]))
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)

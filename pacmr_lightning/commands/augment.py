@@ -80,7 +80,7 @@ def augment(
         f"{rewriter.method} of {len(rows):,} of {len(prompts):,} distinct training prompts of {source.name}"
     )
     report = path.with_name(f"{path.stem}-report.md")
-    text = _summary(rows, about)
+    text = _summary(rows, about, kept, pieces)
     write_text(report, text + _examples(rows, seed))
     print_result(text)
     print(f"Augmented prompts: {path}\nReport with examples: {report}")
@@ -88,11 +88,12 @@ def augment(
         print(f"Stored pieces, which another run reuses: {answers} (can be deleted)")
 
 
-def _summary(rows: Sequence[augmented_prompts.AugmentedPrompt], about: str) -> str:
-    """Return statistics of the prompts as Markdown, headed by ``about``."""
-    pairs, pieces = sum(len(row.ids) for row in rows), sum(row.pieces for row in rows)
+def _summary(
+    rows: Sequence[augmented_prompts.AugmentedPrompt], about: str, kept: Counter[str], pieces: int
+) -> str:
+    """Return statistics of the prompts as Markdown, headed by ``about``; ``kept`` and ``pieces`` are sums."""
+    pairs = sum(len(row.ids) for row in rows)
     identical = sum(row.prompt == row.augmented for row in rows)
-    kept = sum((row.kept for row in rows), Counter[str]())
     ratios = [len(row.augmented) / len(row.prompt) for row in rows]
     lines = [
         "# Augmented prompts",

@@ -11,7 +11,7 @@ from ..datamodules.sources import Source, Split
 from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenizer import Tokenization, load_tokenizer
 from ..errors import UserError, check_at_least
-from ..files import write_json
+from ..files import local_path, write_json
 from ..waiting import waiting
 
 
@@ -32,6 +32,10 @@ def inspect(
         output: JSON file for all numbers.
     """
     check_at_least(2, max_length=max_length)
+    if output is not None and local_path(output).is_dir():
+        raise UserError(
+            f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
+        )
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
         found, pairs = inspect_pairs(source, loaded, max_length, tokenization)

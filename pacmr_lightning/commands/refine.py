@@ -130,9 +130,7 @@ def refine(
         if "reference" in first.data["init_args"]:
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
-    compare([run, str(folder)])
-    for doubt in doubts(read_summary(run), read_summary(folder)):
-        print(doubt, file=sys.stderr)
+    compare_passes(run, folder)
     return folder
 
 
@@ -179,6 +177,14 @@ def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
         "model.weighting.audit": str(table),
         **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
     }
+
+
+def compare_passes(first: str, folder: Path) -> None:
+    """Print the two runs side by side, with warnings on the second."""
+    runs = [first, str(folder)]
+    compare(runs)
+    for doubt in doubts(*map(read_summary, runs)):
+        print(doubt, file=sys.stderr)
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:

@@ -292,7 +292,7 @@ def test_wrong_options(inspect, pair_rows, tmp_path):
     (tmp_path / "file").write_text("")
     for options, message in (
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
-        (["--output", str(tmp_path)], "cannot be written .Is a directory.; name another file"),
+        (["--output", str(tmp_path)], "which is a folder; name a file"),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):
