@@ -1,16 +1,11 @@
-"""Chat messages: as JSON text in rows, and as prompt and response in the tokenizer's template."""
+"""Chat messages as JSON text in rows."""
 
 import ast
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import Messages
-from pacmr_lightning.policy.chat_template import render_messages
 
 _ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
@@ -104,67 +99,3 @@ def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
 def decode_messages(text: str) -> Messages:
     """Return the conversation that ``encode_messages`` wrote."""
     return json.loads(text)
-
-
-class Rendered(NamedTuple):
-    """A prompt and its response as the chat template writes them, special tokens included."""
-
-    prompt: str
-    """With the beginning of the assistant's turn."""
-    response: str
-    """With the end of the turn, without whitespace after it."""
-    changed: bool
-    """True if the template has changed or left out a text of the row's messages, reasoning included."""
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Messages,
-    answer: dict[str, Any],
-    options: dict[str, Any] | None = None,
-) -> Rendered:
-    """Return prompt and response as the tokenizer's chat template writes them.
-
-    If a template begins an answer differently when it generates (an empty thought, ``<think>``), the prompt
-    ends where the two differ, as in TRL. ``options`` are keyword arguments of ``apply_chat_template``.
-    """
-    options = options or {}
-    name = repr(tokenizer.name_or_path)
-    if tokenizer.chat_template is None:
-        raise UserError(
-            f"The rows are chat messages, but the tokenizer {name} has no chat template; "
-            "name an instruction-tuned model, or write prompt and responses as texts."
-        )
-
-    def text_of(messages: Messages, **more: Any) -> str:
-        return render_messages(tokenizer, messages, **options, **more)
-
-    try:
-        start, whole = text_of(prompt, add_generation_prompt=True), text_of([*prompt, answer])
-        if not whole.startswith(start):
-            other = text_of([*prompt, {"role": "assistant", "content": "0123"}])
-            parts = (i for i, (ours, its) in enumerate(zip(start, other, strict=False)) if ours != its)
-            start, plain = start[: next(parts, len(other))], text_of(prompt)
-            if not (whole.startswith(start) and start.startswith(plain) and len(start) > len(plain)):
-                raise UserError(
-                    f"The chat template of {name} writes a prompt in another way once its response follows, "
-                    "so the two cannot be separated; use another template."
-                )
-        # Templates write a newline after the end of the turn; it is not trained on.
-        response = whole[len(start) :].rstrip()
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UserError(
-            f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
-            f"({error}); change the messages or the template."
-        ) from None
-    return Rendered(start, response, _changes([*prompt, answer], start + response))
-
-
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-def _changes(messages: Messages, written: str) -> bool:
-    """Return whether a text of the messages is not in ``written`` as often as in all of them."""
-    fields = (m.get(key) for m in messages for key in ("content", *_REASONING))
-    texts = [text for text in fields if isinstance(text, str) and text.strip()]
-    return any(written.count(text) < sum(each.count(text) for each in texts) for text in texts)

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
-from pacmr_lightning.policy.chat_template import template_warnings
+from pacmr_lightning.policy.chat_template import Rendered, render, template_warnings
 
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
 from .augmentation.structure import texts_of, with_texts
-from .chat import Rendered, decode_messages, render, template_options
+from .chat import decode_messages, template_options
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
 from .reading import response_text
 from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION

@@ -215,6 +215,14 @@ def _estimate(value: float, resampled: np.ndarray) -> Estimate:
     return Estimate(float(value), float(low), float(high))
 
 
+def reward_wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float]:
+    """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix H), by gold reward."""
+    if own is None or anchor is None or len(own) != len(anchor):
+        return {}
+    score = 1 + float(np.mean(np.sign(own - anchor)))
+    return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
+
+
 def response_pairs(first: str | Path, second: str | Path) -> list[ResponsePair]:
     """Return the responses of two files to the same prompts; raise UserError if they do not match."""
     return pair_rows(read_responses(first), read_responses(second), (str(first), str(second)))

@@ -1,12 +1,14 @@
-"""Conversations under the tokenizer's chat template, and the tokens that end a response."""
+"""Conversations as prompt and response under the tokenizer's chat template, and what ends a response."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from ..errors import UserError
 
 DATE = datetime(2024, 7, 26)
 """The date that ``strftime_now`` writes in templates, whatever the day (Llama 3's default)."""
@@ -35,6 +37,70 @@ def render_messages(
     )
     assert isinstance(text, str)  # one conversation, not tokenized
     return text
+
+
+class Rendered(NamedTuple):
+    """A prompt and its response as the chat template writes them, special tokens included."""
+
+    prompt: str
+    """With the beginning of the assistant's turn."""
+    response: str
+    """With the end of the turn, without whitespace after it."""
+    changed: bool
+    """True if the template has changed or left out a text of the row's messages, reasoning included."""
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: list[dict[str, Any]],
+    answer: dict[str, Any],
+    options: dict[str, Any] | None = None,
+) -> Rendered:
+    """Return prompt and response as the tokenizer's chat template writes them.
+
+    If a template begins an answer differently when it generates (an empty thought, ``<think>``), the prompt
+    ends where the two differ, as in TRL. ``options`` are keyword arguments of ``apply_chat_template``.
+    """
+    options = options or {}
+    name = repr(tokenizer.name_or_path)
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"The rows are chat messages, but the tokenizer {name} has no chat template; "
+            "name an instruction-tuned model, or write prompt and responses as texts."
+        )
+
+    def text_of(messages: list[dict[str, Any]], **more: Any) -> str:
+        return render_messages(tokenizer, messages, **options, **more)
+
+    try:
+        start, whole = text_of(prompt, add_generation_prompt=True), text_of([*prompt, answer])
+        if not whole.startswith(start):
+            other = text_of([*prompt, {"role": "assistant", "content": "0123"}])
+            parts = (i for i, (ours, its) in enumerate(zip(start, other, strict=False)) if ours != its)
+            start, plain = start[: next(parts, len(other))], text_of(prompt)
+            if not (whole.startswith(start) and start.startswith(plain) and len(start) > len(plain)):
+                raise UserError(
+                    f"The chat template of {name} writes a prompt in another way once its response follows, "
+                    "so the two cannot be separated; use another template."
+                )
+        # Templates write a newline after the end of the turn; it is not trained on.
+        response = whole[len(start) :].rstrip()
+    except (TemplateError, ValueError, TypeError) as error:
+        raise UserError(
+            f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
+            f"({error}); change the messages or the template."
+        ) from None
+    return Rendered(start, response, _changes([*prompt, answer], start + response))
+
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def _changes(messages: list[dict[str, Any]], written: str) -> bool:
+    """Return whether a text of the messages is not in ``written`` as often as in all of them."""
+    fields = (m.get(key) for m in messages for key in ("content", *_REASONING))
+    texts = [text for text in fields if isinstance(text, str) and text.strip()]
+    return any(written.count(text) < sum(each.count(text) for each in texts) for text in texts)
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None = None) -> list[int]:

@@ -15,7 +15,15 @@ import pandas as pd
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..evaluation.judging import cost_before
 from ..evaluation.response_files import read_responses
-from ..evaluation.win_rate import OUTCOMES, VERDICTS, judge_pairs, outcome_rates, read_judged, response_pairs
+from ..evaluation.win_rate import (
+    OUTCOMES,
+    VERDICTS,
+    judge_pairs,
+    outcome_rates,
+    read_judged,
+    response_pairs,
+    reward_wins,
+)
 from ..runs.folder import SAMPLES, read_summary
 from .cells import Cell, anchor_cells, short_name
 from .spec import Evaluation, Sweep
@@ -113,7 +121,7 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         anchor = anchors.get(cell.name)
         row |= {"win_rate": None, "win_score": None}
         if anchor and sweep.evaluate is None:
-            row |= _wins(rewards[cell.name], rewards[anchor.name])
+            row |= reward_wins(rewards[cell.name], rewards[anchor.name])
         elif anchor and sweep.evaluate and (verdicts := judged(sweep.evaluate, cell, anchor)):
             row["win_rate"] = 100 * verdicts["win_rate"]["value"]
             row["win_score"] = verdicts["win_score"]["value"]
@@ -140,14 +148,6 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
     """(S,) gold rewards of the run's sampled responses, prompt by prompt."""
     path = cell.folder / SAMPLES
     return np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
-
-
-def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float]:
-    """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix H), by gold reward."""
-    if own is None or anchor is None or len(own) != len(anchor):
-        return {}
-    score = 1 + float(np.mean(np.sign(own - anchor)))
-    return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
 
 
 def seed_means(frame: pd.DataFrame) -> pd.DataFrame:
