@@ -127,8 +127,8 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
 )
 def test_bad_files(text, message, base, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(text)
-    line = fails(capsys, ["fit", *base, "--data.source.init_args.train", str(tmp_path / "bad.jsonl")])
-    assert message in line
+    words = [*base, "--data.source.init_args.train", str(tmp_path / "bad.jsonl")]
+    assert message in fails(capsys, ["fit", *words])
     assert not list(Path().iterdir())
 
 
@@ -176,7 +176,6 @@ def test_a_run(base, capsys, tmp_path):
 
     cli.main(["compare", str(run)])
     assert "pacmr" in capsys.readouterr().out
-    assert "does not exist" in fails(capsys, ["compare", "nowhere"])
     assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
 
 

@@ -48,10 +48,9 @@ def test_gold_reward_of_free_text(world):
 
 
 def test_bad_input():
+    said = "a green mood:' is not of the synthetic benchmark; write it like"
     for ask in (World().reword, lambda prompt: World().gold_reward(prompt, " cold")):
-        with pytest.raises(
-            UserError, match="a green mood:' is not of the synthetic benchmark; write it like"
-        ):
+        with pytest.raises(UserError, match=said):
             ask("Describe the ocean in a green mood:")
     with pytest.raises(UserError, match="is -1"):
         World(-1)

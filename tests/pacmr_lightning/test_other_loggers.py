@@ -114,6 +114,10 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     mlflow["init_args"]["run_id"] = "gone"
     said = fails(capsys, words_of(config, "--ckpt_path", "last"))
     assert "mlflow of trainer.logger failed: " in said and "gone" in said
+    # Lightning's default is a folder, which MLflow refuses.
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    said = fails(capsys, words_of(config, "--ckpt_path", "last", "--trainer.logger", "MLFlowLogger"))
+    assert said.startswith("pacmr: error: mlflow of trainer.logger failed: ")
 
 
 @needs_wandb

@@ -12,16 +12,12 @@ from pacmr_lightning.command_line.exceptions import out_of_memory
 
 from ...conftest import fails
 
+OF_A_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0")
+
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"),
-            "(2.50 GiB requested",
-        ),
-        (MemoryError(), "Out of memory; lower micro_batch_size"),
-    ],
+    [(OF_A_GPU, "(2.50 GiB requested"), (MemoryError(), "Out of memory; lower micro_batch_size")],
 )
 def test_out_of_memory(error, said, capsys, monkeypatch):
     def hungry():

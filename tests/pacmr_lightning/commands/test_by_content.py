@@ -10,7 +10,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.folder import read_weights
 
-from ...conftest import fails, read_lines, short_fit, write_lines
+from ...conftest import fails, files, read_lines, short_fit, write_lines
 
 FROM_MASK = "--data.noise NoiseFromMask --data.noise.mask"
 ROWS = [row | {"id": str(i)} for i, row in enumerate(World().preference_rows(32, 1))]
@@ -24,9 +24,9 @@ def words(tmp_path, tiny_llama, monkeypatch):
     write_lines("ours.jsonl", ROWS)
 
     def words(train, more=""):
-        options = f"--data.source Files --data.source.train {train} --data.source.validation ours.jsonl"
-        options += " --data.global_batch_size 8 --trainer.max_steps 2 --trainer.callbacks+=WeightRecorder"
-        return short_fit("base", f"{options} --trainer.callbacks+=RunSummary --data.task x {more}")
+        options = "--data.global_batch_size 8 --trainer.max_steps 2 --trainer.callbacks+=WeightRecorder"
+        options += f" --trainer.callbacks+=RunSummary --data.task x {more}"
+        return short_fit("base", f"{files(train, 'ours.jsonl')} {options}")
 
     return words
 

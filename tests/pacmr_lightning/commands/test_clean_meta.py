@@ -1,11 +1,11 @@
 """``pacmr clean-meta``: judges on a real HTTP server, and its file, also in training."""
 
 import re
-from functools import partial
 
 import pytest
+import yaml
 
-from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning import cli
 from pacmr_lightning.commands.clean_meta import clean_meta
 from pacmr_lightning.datamodules import Files
 from pacmr_lightning.datamodules.reading import read_preferences
@@ -16,7 +16,6 @@ from pacmr_lightning.evaluation.judging import EndpointJudge
 from ...conftest import read_lines as read
 from ..evaluation.faulty_server import prefer_longer, prefer_position_a
 
-main = partial(run_tool, "clean-meta", clean_meta)
 SIDES = ("chosen", "rejected")
 
 reply = prefer_longer
@@ -124,19 +123,16 @@ def test_the_file_is_read_again(write_rows, server, tmp_path):
     clean_meta(source, output, judges, n=8)
 
     found = {row["id"]: row for row in source.load("train")}
-    clean = read_preferences(output)
+    clean, written = read_preferences(output), read(output)
     assert len(clean) == 8 and set(clean["id"]) == set(found)
-    longer = []
-    for row in clean:
+    for row, flags in zip(clean, written, strict=True):
         before = found[row["id"]]
         assert (row["reason"], row["chat"], row["prompt"]) == (None, before["chat"], before["prompt"])
         assert {row["chosen"], row["rejected"]} == {before["chosen"], before["rejected"]}
         # What the judges like, for this is what they all found.
         assert len(row["chosen"]) > len(row["rejected"])
-        longer.append(len(before["chosen"]) < len(before["rejected"]))
-    flags = read(output)
-    assert any(longer) and [row["corrected"] for row in flags] == longer
-    assert all("flipped" not in row for row in flags)
+        assert flags["corrected"] == (row["chosen"] != before["chosen"]) and "flipped" not in flags
+    assert {flags["corrected"] for flags in written} == {True, False}
 
 
 def test_bad_input(pairs, judge, server, tmp_path):
@@ -152,14 +148,18 @@ def test_bad_input(pairs, judge, server, tmp_path):
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 
 
-def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
+def test_from_the_command_line(pairs, server, tmp_path, monkeypatch):
+    """Judges of a YAML list, and further ones."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    path = pairs.splits.train
-    options = ["--source", "Files", "--source.train", path, "--n", "6", "--output"]
-    judges = []
-    for model in ("one", "two"):
-        judges += ["--judges+=EndpointJudge", "--judges.task=summary", f"--judges.model={model}"]
-        judges += [f"--judges.base_url={server.url}"]
-    main([*options, str(tmp_path / "clean.jsonl"), *judges])
-    assert {r["model"] for r in server.requests} == {"one", "two"} and len(server.requests) == 24
-    assert all(len(row["verdicts"]) == 2 for row in read(tmp_path / "clean.jsonl"))
+    first = {"task": "summary", "model": "one", "base_url": server.url, "temperature": None}
+    judges = [{"class_path": "EndpointJudge", "init_args": first}]
+    (tmp_path / "judges.yaml").write_text(yaml.safe_dump({"judges": judges}))
+    words = ["--config", str(tmp_path / "judges.yaml"), "--source", "Files", "--n", "6"]
+    words += ["--source.train", pairs.splits.train, "--output", str(tmp_path / "clean.jsonl")]
+    for model in ("two", "three"):
+        words += ["--judges+=EndpointJudge", "--judges.task=summary", f"--judges.model={model}"]
+        words += [f"--judges.base_url={server.url}"]
+    cli.main(["clean-meta", *words])
+    asked = [(request["model"], "temperature" in request) for request in server.requests]
+    assert set(asked) == {("one", False), ("two", True), ("three", True)} and len(asked) == 36
+    assert all(len(row["verdicts"]) == 3 for row in read(tmp_path / "clean.jsonl"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -27,11 +28,9 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.runs.finished_run import find_run, load_run
-from pacmr_lightning.runs.model_card import model_card, on_hub
 from pacmr_lightning.weighting.vnet import load_vnet
 
-from ...conftest import fails, short_fit, write_lines
+from ...conftest import fails, files, short_fit, write_lines
 from ..runs.test_checkpoints import Code
 
 LAST = "checkpoints/last.ckpt"
@@ -73,31 +72,28 @@ def make_base(folder, tokenizer, changes, adapter):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tiny_tokenizer_folder):
     """Folder of a run of two updates by the name of its kind, trained when first asked for."""
-    folders = {}
 
+    @cache
     def get(kind):
-        if kind not in folders:
-            changes, options = RUNS[kind]
-            folder = tmp_path_factory.mktemp("export")
-            tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-            tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-            tokenizer.chat_template = (
-                "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|end|>\n{% endfor %}"
-            )
-            make_base(folder, tokenizer, changes, kind == "adapter")
-            for seed, name in enumerate(("train", "validation")):
-                write_lines(folder / f"{name}.jsonl", World().preference_rows(16, seed))
-            words = f"""
-                --model.policy.rank 4 --model.objective DPO --model.objective.beta 0.7
-                --model.learning_rate 0.05 --data.source Files --data.source.train {folder}/train.jsonl
-                --data.source.validation {folder}/validation.jsonl --data.global_batch_size 8
-                --data.meta_batch_size 8 --trainer.max_steps 2 --trainer.callbacks RunSummary
-                --trainer.default_root_dir {folder}/run --checkpoint.every_n_train_steps 1
-                --checkpoint.save_top_k -1
-            """
-            cli.main([*short_fit(folder / "model", words), *options])
-            folders[kind] = folder / "run"
-        return folders[kind]
+        changes, options = RUNS[kind]
+        folder = tmp_path_factory.mktemp("export")
+        tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+        tokenizer.chat_template = (
+            "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|end|>\n{% endfor %}"
+        )
+        make_base(folder, tokenizer, changes, kind == "adapter")
+        for seed, name in enumerate(("train", "validation")):
+            write_lines(folder / f"{name}.jsonl", World().preference_rows(16, seed))
+        words = f"""
+            {files(folder / "train.jsonl", folder / "validation.jsonl")} --data.global_batch_size 8
+            --data.meta_batch_size 8 --model.objective DPO --model.objective.beta 0.7 --model.policy.rank 4
+            --model.learning_rate 0.05 --trainer.max_steps 2 --trainer.callbacks RunSummary
+            --trainer.default_root_dir {folder}/run --checkpoint.every_n_train_steps 1
+            --checkpoint.save_top_k -1
+        """
+        cli.main([*short_fit(folder / "model", words), *options])
+        return folder / "run"
 
     return get
 
@@ -183,6 +179,7 @@ def test_tokenizer_and_configs_are_the_bases(trained, exported):
     messages = [{"role": "user", "content": "Describe the sea."}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "[user] Describe the sea.<|end|>\n"
     assert tokenizer("Describe the sea.")["input_ids"] == original("Describe the sea.")["input_ids"]
+    assert tokenizer.get_vocab() == original.get_vocab()
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -195,47 +192,31 @@ def test_generation_stops_where_predict_does(exported, merged):
     assert (f"eos_token_id={ends}" in (out / "README.md").read_text()) == (not merged)
 
 
-def test_another_checkpoint_and_another_dtype(trained, tmp_path):
-    run, out = trained("pacmr"), tmp_path / "out"
-    cli.main(["export", str(run), str(out), "--merged", "--checkpoint", "step-1", "--dtype", "bfloat16"])
-    merged = load_file(out / "model.safetensors")
-    base = load_file(run.parent / "model" / "model.safetensors")
-    policy = policy_of(run, "checkpoints/step-1.ckpt")
-    assert not torch.equal(*(logits(p.peft) for p in (policy, policy_of(run))))
-    adapter = {name: value.detach().double() for name, value in policy.adapter().items()}
-    moved = 0
-    for name, value in base.items():
-        stem = f"peft.base_model.model.{name.removesuffix('.weight')}"
-        exact = value.double()
-        if f"{stem}.lora_A.default.weight" in adapter:
-            a, b = (adapter[f"{stem}.lora_{part}.default.weight"] for part in "AB")
-            exact += policy.lora["lora_alpha"] / policy.lora["r"] * b @ a
-            moved += 1
-        assert merged[name].dtype == torch.bfloat16
-        # Half a unit in the last of bfloat16's 8 places, and some for the sum in float32.
-        assert ((merged[name].double() - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-7).all()
-    assert moved == 14
-    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
-    assert "The run has no summary of these weights" in (out / "README.md").read_text()
+@pytest.mark.parametrize(("kind", "checkpoint"), [("pacmr", "step-1"), ("bfloat16", "last")])
+def test_merged_weights_are_rounded_once(kind, checkpoint, trained, exported):
+    """Also those of another checkpoint, and of a base that is in bfloat16."""
+    options = ["--merged", "--checkpoint", checkpoint, "--dtype"]
+    exact, rounded = (exported(kind, *options, dtype) for dtype in ("float32", "bfloat16"))
+    policy = policy_of(trained(kind), f"checkpoints/{checkpoint}.ckpt")
+    policy.peft.float()
+    model = AutoModelForCausalLM.from_pretrained(exact)
+    torch.testing.assert_close(logits(model), logits(policy.peft), rtol=0, atol=1e-5)
+    for name, value in load_file(rounded / "model.safetensors").items():
+        assert torch.equal(value, model.state_dict()[name].bfloat16())
+    assert AutoModelForCausalLM.from_pretrained(rounded).dtype == torch.bfloat16
+    no_summary = "The run has no summary of these weights" in (rounded / "README.md").read_text()
+    assert no_summary == (checkpoint != "last")
 
 
-def test_a_run_in_bfloat16(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = trained("bfloat16")
-    policy = policy_of(run)
-    cli.main(["export", str(run), "adapter"])
-    model = run_code("adapter")[0]["model"]
+def test_a_run_in_bfloat16(trained, exported, monkeypatch):
+    policy, adapter = policy_of(trained("bfloat16")), exported("bfloat16")
+    monkeypatch.chdir(adapter.parent)
+    model = run_code(adapter)[0]["model"]
     assert model.get_base_model().dtype == torch.bfloat16
     with policy.lora_in_float32():
         assert torch.equal(logits(model), logits(policy.peft))
-    cli.main(["export", str(run), "merged", "--merged"])
-    assert AutoModelForCausalLM.from_pretrained("merged").dtype == torch.bfloat16
-    cli.main(["export", str(run), "exact", "--merged", "--dtype", "float32"])
-    exact = AutoModelForCausalLM.from_pretrained("exact")
-    for name, value in load_file("merged/model.safetensors").items():
-        assert torch.equal(value, exact.state_dict()[name].bfloat16()), "rounded once"
-    policy.peft.float()
-    torch.testing.assert_close(logits(exact), logits(policy.peft), rtol=0, atol=1e-5)
+    merged = exported("bfloat16", "--merged")
+    assert AutoModelForCausalLM.from_pretrained(merged).dtype == torch.bfloat16
 
 
 def test_vnet_comes_along(trained, exported, tmp_path):
@@ -258,9 +239,11 @@ def test_vnet_comes_along(trained, exported, tmp_path):
     assert not list(dpo.glob("vnet*"))
     with pytest.raises(UserError, match="out holds no VNet"):
         load_vnet(dpo)
-    (tmp_path / "out" / "vnet.safetensors").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        load_vnet(tmp_path / "out")
+    broken = {"vnet_config.json": json.dumps(config | {"hidden": [3]}), "vnet.safetensors": "nothing"}
+    for name, text in broken.items():
+        (tmp_path / "out" / name).write_text(text)
+        with pytest.raises(UserError, match="cannot be loaded"):
+            load_vnet(tmp_path / "out")
 
 
 @pytest.mark.parametrize("options", [[], ["--merged"]])
@@ -297,41 +280,26 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
     assert 0 < spaces[1]["g"].item() < 1
 
 
-def test_an_adapter_of_a_base_on_the_hub(trained, tmp_path, capsys, monkeypatch):
+def test_a_run_on_the_hub(trained, tmp_path, capsys, monkeypatch):
+    """Its base and its data set; without noise and a summary."""
     monkeypatch.chdir(tmp_path)
-    run = trained("pacmr")
-    cli.main(["export", str(run), "out", "--base", "org/base"])
+    run = shutil.copytree(trained("tied"), tmp_path / "run")
+    (run / "summary.json").unlink()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    source = {"class_path": "pacmr_lightning.datamodules.TLDR", "init_args": {"path": "org/d"}}
+    config["data"]["init_args"]["source"] = source
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    cli.main(["export", "run", "out", "--base", "org/base"])
     out = tmp_path / "out"
-    files = {path.name for path in out.iterdir()}
-    assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "vnet.safetensors"} <= files
-    assert all(str(run.parent).encode() not in path.read_bytes() for path in out.iterdir())
+    assert all(str(trained("tied").parent).encode() not in path.read_bytes() for path in out.iterdir())
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "org/base"
     card = ModelCard.load(out / "README.md")
-    assert card.data.to_dict()["base_model"] == "org/base"
-    assert "base is ./model, but" in refused([run, "other", "--base", "./model"], capsys)
+    data = card.data.to_dict()
+    assert (data["base_model"], data["datasets"], data["tags"]) == ("org/base", ["org/d"], ["lora", "dpo"])
     assert "A LoRA adapter for `org/base`" in card.text and "is a local model" not in card.text
-
-
-def test_the_card_of_a_run_on_the_hub(trained):
-    run = find_run(str(trained("tied")), "last")
-    run.base, run.data["init_args"]["source"] = (
-        "org/model",
-        {"class_path": "x.TLDR", "init_args": {"path": "org/d"}},
-    )
-    module, _, step = load_run(find_run(str(trained("tied")), "last"))
-    text = model_card(run, module, step, None, name="out", hub_base="org/model", merged=False)
-    data = ModelCard(text).data.to_dict()
-    assert data["base_model"] == "org/model" and data["datasets"] == ["org/d"]
-    assert data["tags"] == ["lora", "dpo"]
-    assert "No label noise was injected" in text and "has no summary" in text
-    assert "is a local model" not in text
-
-
-def test_on_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data" / "pairs").mkdir(parents=True)
-    assert on_hub("org/pairs") and on_hub("gpt2")
-    assert not any(map(on_hub, ("data/pairs", "./gone", "/gone/pairs", "a/b/c", "~/pairs")))
+    assert "No label noise was injected" in card.text and "has no summary" in card.text
+    for name in ("./model", "/gone/pairs", "a/b/c", "run/checkpoints"):
+        assert f"base is {name}, but" in refused(["run", "other", "--base", name], capsys)
 
 
 def test_bad_input(run, trained, tmp_path, capsys):
@@ -343,9 +311,9 @@ def test_bad_input(run, trained, tmp_path, capsys):
     assert "config.yaml, which exists" in refused([run, run / "config.yaml"], capsys)
     assert "config.yaml is a file and no folder" in refused([run, run / "config.yaml" / "out"], capsys)
     config = (run / "config.yaml").read_text()
-    for name in ("./gone", "runs/gone/model"):
-        (run / "config.yaml").write_text(config.replace(str(trained("pacmr").parent / "model"), name))
-        assert f"The model folder {name} does not exist" in refused([run, out / "deeper"], capsys)
+    model = str(trained("pacmr").parent / "model")
+    (run / "config.yaml").write_text(config.replace(model, "runs/gone/model"))
+    assert "The model folder runs/gone/model does not exist" in refused([run, out / "deeper"], capsys)
     (run / "config.yaml").write_text(config)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -376,15 +344,13 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize(("limit", "options"), [(12_000, []), (30_000, ["--merged"])])
-def test_a_full_disk(limit, options, trained, tmp_path, capsys):
+def test_a_full_disk(trained, tmp_path, capsys):
     """A limit on the size of files stands for the disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = trained("pacmr")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
     try:
-        sentence = refused([run, tmp_path / "out", *options], capsys)
+        assert "The disk is full" in refused([run, tmp_path / "out", "--merged"], capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "The disk is full" in sentence
-    assert not list(Path(tmp_path).iterdir())
+    assert not list(tmp_path.iterdir())

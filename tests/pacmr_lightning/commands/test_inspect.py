@@ -1,23 +1,23 @@
-"""``pacmr inspect``: its numbers are those of a run, of other tokenizations and of plain counting."""
+"""``pacmr inspect``: its numbers are those of a run and of plain counting; rows as the model sees them."""
 
 import json
 import re
-from collections import Counter, defaultdict
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
+from datasets import config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands import inspect as inspect_command
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.inspection import SHOWN, count_repeats, inspect_pairs, show_rows, token_text
-from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules.inspection import SHOWN, inspect_pairs, show_rows, token_text
 from pacmr_lightning.errors import UserError
+
+from ...conftest import TURNS
 
 main = partial(run_tool, "inspect", inspect_command.inspect)
 
@@ -25,8 +25,24 @@ HH = "\n\nHuman: {}\n\nAssistant:"
 USER = {"role": "user", "content": "What is the sea?"}
 
 
-def mixed_rows(seed):
-    random = np.random.default_rng(seed)
+@pytest.fixture
+def inspect(write_rows, tokenizer, tmp_path, capsys, monkeypatch):
+    """Runs the command on rows; the numbers of both splits, and what is printed."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(train, validation, *options, template=None):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
+        paths = write_rows(train), write_rows(validation, "validation.jsonl")
+        command = ["--source", "Files", "--source.train", paths[0], "--source.validation", paths[1]]
+        output = tmp_path / "new" / "numbers.json"
+        main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
+        return json.loads(output.read_text())["splits"], capsys.readouterr().out
+
+    return run
+
+
+def texts():
     rows = [
         {"prompt": "x", "chosen": " a", "rejected": " a"},
         {"prompt": "x", "chosen": " ", "rejected": " b"},
@@ -34,113 +50,42 @@ def mixed_rows(seed):
         {"chosen": HH.format("a") + "b", "rejected": HH.format("c") + "d"},
     ]
     for i in range(60):
-        one, other = (" rain" * int(n) for n in random.integers(1, 12, 2))
-        prompt = "What is the best of all books? " * int(random.integers(1, 6)) + str(i % 20)
-        rows.append({"prompt": prompt, "chosen": one, "rejected": other + "!", "category": f"c{i % 3}"})
+        one, other = " rain" * (i % 11 + 1), " rain" * (i % 7 + 1)
+        prompt = "What is the best of all books? " * (i % 5 + 1) + str(i % 20)
+        rows.append({"prompt": prompt, "chosen": one, "rejected": other + "!"})
         rows.append({"chosen": HH.format(prompt) + one, "rejected": HH.format(prompt) + other + "."})
     return rows
 
 
-@pytest.fixture
-def sources(write_rows):
-    chats = [
-        {"chosen": [USER, {"role": "assistant", "content": f"a{i % 7}"}]}
-        | {"rejected": [USER, {"role": "assistant", "content": "b" * i}]}
-        for i in range(40)
-    ]
-    return {
-        "files": Files(write_rows(mixed_rows(0)), write_rows(mixed_rows(1), "validation.jsonl")),
-        "one file": Files(write_rows(mixed_rows(2), "one.jsonl"), validation_fraction=0.3),
-        "chat": Files(write_rows(chats, "chats.jsonl"), write_rows(chats[:9], "chats-validation.jsonl")),
-        "world": EmbeddedWorld(pairs=300, validation_pairs=50),
-    }
+def chats():
+    def turns(answer):
+        return [USER, {"role": "assistant", "content": answer}]
+
+    return [{"chosen": turns(f"a{i % 7}"), "rejected": turns("b" * i)} for i in range(40)]
 
 
-@pytest.fixture
-def chat_tokenizer(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    return tokenizer
-
-
-@pytest.mark.parametrize("kind", ["files", "one file", "chat", "world"])
-@pytest.mark.parametrize("max_length", [75, 500])
-def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_length):
-    chat_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    run = PreferenceDataModule(sources[kind], str(tmp_path / "tokenizer"), max_length=max_length)
+@pytest.mark.parametrize("rows", [texts(), chats()], ids=["texts", "chats"])
+@pytest.mark.parametrize("max_length", [60, 500])
+def test_the_numbers_are_those_of_a_run(rows, max_length, inspect, tmp_path):
+    """The run finds the pairs that were inspected in the cache."""
+    numbers, _ = inspect(rows, rows[1::2], "--max_length", str(max_length), template=TURNS)
+    cached = set(config.HF_DATASETS_CACHE.rglob("*.arrow"))
+    source = Files(*(str(tmp_path / f"{name}.jsonl") for name in ("rows", "validation")))
+    run = PreferenceDataModule(source, str(tmp_path / "tokenizer"), max_length=max_length)
     run.setup("fit")
-    report, pairs = inspect_pairs(sources[kind], chat_tokenizer, max_length)
-    for split, numbers in report.items():
-        assert numbers["counts"] == {k: n for k, n in run.counts[split].items() if k != "flipped"}
-    assert pairs.rows[:] == run.train_pairs.rows[:]
-
-
-@pytest.mark.parametrize("kind", ["files", "chat"])
-def test_lengths_are_those_of_the_kept_pairs(sources, chat_tokenizer, kind):
-    report, _ = inspect_pairs(sources[kind], chat_tokenizer, 60)
-    assert report["train"]["counts"]["too long"] > 0
-    for split, numbers in report.items():
-        rows, lengths = sources[kind].load(split), numbers["lengths"]
-        everything, _ = tokenize_pairs(rows, chat_tokenizer, 10**6)
+    assert set(config.HF_DATASETS_CACHE.rglob("*.arrow")) == cached
+    for split, pairs in (("train", run.train_pairs), ("validation", run.validation_pairs)):
+        counts, lengths = numbers[split]["counts"], numbers[split]["lengths"]
+        assert counts == {name: n for name, n in run.counts[split].items() if name != "flipped"}
+        assert ("too long" in counts) == (max_length == 60)
         prompt, chosen, rejected = (
-            np.array([len(ids) for ids in everything[f"{name}_ids"]])
-            for name in ("prompt", "chosen", "rejected")
+            np.array([len(ids) for ids in pairs.rows[f"{part}_ids"]])
+            for part in ("prompt", "chosen", "rejected")
         )
-        total = prompt + np.maximum(chosen, rejected)
-        short = total <= 60
-        assert lengths["longest"] == total[short].max()
-        for name, counts in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected)):
-            assert lengths[name] == pytest.approx(counts[short].mean())
-        assert lengths["chosen_longer"] == (chosen > rejected)[short].mean()
-        assert lengths["rejected_longer"] == (chosen < rejected)[short].mean()
-
-
-def counted(table):
-    """The same as ``repeats``, pair by pair."""
-    rows = list(table.itertuples(index=False, name=None))
-    labels = defaultdict(list)
-    for prompt, chosen, rejected in rows:
-        labels[prompt, frozenset((chosen, rejected))].append(chosen)
-    several = {key: chosen for key, chosen in labels.items() if len(chosen) > 1}
-    contradicting = [chosen for chosen in several.values() if len(set(chosen)) > 1]
-    return {
-        "copies": len(rows) - len(set(rows)),
-        "comparisons": len(several),
-        "labels": sum(map(len, several.values())),
-        "contradicting_comparisons": len(contradicting),
-        "least_wrong": sum(min(Counter(chosen).values()) for chosen in contradicting),
-    }
-
-
-@pytest.mark.parametrize("size", [1, 5, 60, 400])
-def test_repeats_against_counting_pair_by_pair(size):
-    for seed in range(5):
-        random = np.random.default_rng(seed)
-        numbers = random.integers(0, 2**64, 12, dtype="uint64")
-        chosen = random.integers(0, 5, size)
-        rejected = (chosen + random.integers(1, 5, size)) % 5
-        prompts = numbers[random.integers(5, 12, size)]
-        table = pd.DataFrame({"prompt": prompts, "chosen": numbers[chosen], "rejected": numbers[rejected]})
-        assert count_repeats(table) == counted(table)
-
-
-def test_prompts_and_their_overlap(write_rows, tokenizer):
-    def rows(*prompts):
-        return [{"prompt": prompt, "chosen": f" {i}", "rejected": " no!"} for i, prompt in enumerate(prompts)]
-
-    source = Files(
-        write_rows(rows("sea", "sea", "rain", "The  best\n", "book", "dropped")),
-        write_rows(rows("SEA ", "rain", "rain", "the best", "mood"), "validation.jsonl"),
-    )
-    report, _ = inspect_pairs(source, tokenizer, 500)
-    assert (report["train"]["prompts"], report["train"]["in_other_split"]) == (5, 1)
-    assert (report["validation"]["prompts"], report["validation"]["in_other_split"]) == (4, 2)
-
-
-def plain(renderable):
-    return getattr(renderable, "renderable", renderable).plain
+        means = {"prompt": prompt.mean(), "chosen": chosen.mean(), "rejected": rejected.mean()}
+        means |= {"chosen_longer": (chosen > rejected).mean(), "rejected_longer": (chosen < rejected).mean()}
+        longest = (prompt + np.maximum(chosen, rejected)).max()
+        assert lengths == pytest.approx(means | {"longest": longest})
 
 
 def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
@@ -152,7 +97,7 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
     _, pairs = inspect_pairs(Files(path, path), tokenizer, 5000)
     parts = ("prompt_ids", "chosen_ids", "rejected_ids")
     lengths = [sum(len(row[part]) for part in parts) for row in pairs.rows]
-    shown = [plain(part) for part in show_rows(pairs, tokenizer)]
+    shown = [getattr(part, "renderable", part).plain for part in show_rows(pairs, tokenizer)]
     rows = [2, sorted(range(9), key=lengths.__getitem__)[4], 4]
     batch = pairs.batch(rows)
     for place, row in enumerate(rows):
@@ -190,79 +135,66 @@ def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
     assert "⏎" in text and text.endswith(" ".join(tokenizer.convert_ids_to_tokens(ids[-2:])))
 
 
-@pytest.fixture
-def inspect(write_rows, tokenizer, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(train, validation, *options, template=None):
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(tmp_path / "tokenizer")
-        paths = write_rows(train), write_rows(validation, "validation.jsonl")
-        command = ["--source", "Files", "--source.train", paths[0], "--source.validation", paths[1]]
-        output = tmp_path / "new" / "numbers.json"
-        main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
-        return json.loads(output.read_text()), capsys.readouterr().out
-
-    return run
-
-
 def test_the_command_counts(inspect, pair_rows):
     def longer(rows):
         return [row | {"chosen": row["chosen"] * 2} for row in rows]
 
     train = longer(pair_rows(40))
     train += [row | {"prompt": row["prompt"] * 20} for row in train[:4]]
-    train += train[:2] + [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in train[:3]]
+    swapped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in train[:3]]
+    # Labels of the first four pairs, with those of the other response: 2 + 3, 2 + 1, 1 + 1 and 2.
+    train += [train[0], train[1], train[3], *swapped, swapped[0], swapped[0]]
+    train += [train[0] | {"chosen": " A third one."}]
     train += [{"prompt": "Name it", "chosen": f" {i}", "rejected": f" {i}"} for i in range(4)]
     train += [{"prompt": f"Name [red]{i}[/red]", "chosen": " a", "rejected": " b"} for i in range(12)]
-    numbers, printed = inspect(train, longer(pair_rows(3)), "--max_length", "150")
-    found = numbers["splits"]["train"]
-    kept = {"rows": 65, "kept": 57, "no augmented prompt": 12}
+    validation = longer(pair_rows(3))
+    validation += [validation[0] | {"prompt": validation[0]["prompt"].upper()}]
+    numbers, printed = inspect(train, validation, "--max_length", "150")
+    found = numbers["train"]
+    kept = {"rows": 69, "kept": 61, "no augmented prompt": 12}
     assert found["counts"] == kept | {"too long": 4, "equal responses": 4}
-    repeats = {"copies": 2, "comparisons": 3, "labels": 8}
-    assert found["repeats"] == repeats | {"contradicting_comparisons": 3, "least_wrong": 3}
+    repeats = {"copies": 5, "comparisons": 4, "labels": 12}
+    assert found["repeats"] == repeats | {"contradicting_comparisons": 3, "least_wrong": 4}
+    prompts = [(one["prompts"], one["in_other_split"]) for one in numbers.values()]
+    assert prompts == [(52, 11), (4, 3)]
     for label, value in (
-        ("rows", "65"),
-        ("  dropped, too long", "4 (6.2%)"),
-        ("  dropped, equal responses", "4 (6.2%)"),
-        ("no augmented prompt", "12 (21.1%)"),
-        ("copies of an earlier pair", "2 (3.5%)"),
-        ("  whose labels contradict each other", "3 (100.0%)"),
-        ("  labels that must be wrong", "3 (37.5%)"),
-        ("prompt also in the other split", "8 (14.0%)"),
+        ("rows", "69"),
+        ("  dropped, too long", "4 (5.8%)"),
+        ("  dropped, equal responses", "4 (5.8%)"),
+        ("tokens of the longest pair", str(found["lengths"]["longest"])),
+        ("no augmented prompt", "12 (19.7%)"),
+        ("distinct prompts", "52"),
+        ("copies of an earlier pair", "5 (8.2%)"),
+        ("comparisons with several labels", "4 (12 labels)"),
+        ("  whose labels contradict each other", "3 (75.0%)"),
+        ("  labels that must be wrong", "4 (33.3%)"),
+        ("prompt also in the other split", "11 (18.0%)"),
     ):
         assert re.search(rf"^ {re.escape(label)} +{re.escape(value)} ", printed, re.MULTILINE), label
     assert found["warnings"] == [] and "\n!" not in printed and "‹<eos>›" in printed
-    assert 20 < found["lengths"]["longest"] < 150
 
 
 def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     rows = [row | {"id": f"r{i}"} for i, row in enumerate(pair_rows(40))]
     numbers, printed = inspect([row | {"prompt": "<bos><bos>" + row["prompt"]} for row in rows], rows[:3])
-    assert numbers["splits"]["train"]["counts"]["two BOS"] == 40
+    assert numbers["train"]["counts"]["two BOS"] == 40
     sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice (r0 for one); take it out of the texts."
-    assert numbers["splits"]["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
+    assert numbers["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
 
 
 def test_special_tokens_in_texts_are_said(inspect):
     """In messages, and in responses before their end; a prompt that is a text may have been rendered."""
-    rows = [
-        {"prompt": f"<bos>What is {i}?<eos>", "chosen": " calm<eos>", "rejected": " rain"} for i in range(4)
-    ]
-    numbers, _ = inspect(rows, rows[:1])
-    assert "special tokens" not in numbers["splits"]["train"]["counts"]
-    rows[2] |= {"id": "odd", "rejected": " rain <eos> and more"}
-    numbers, _ = inspect(rows, rows[:1])
+    row = {"prompt": "<bos>What is the sea?<eos>", "chosen": " calm<eos>", "rejected": " rain"}
+    odd = row | {"id": "odd", "rejected": " rain <eos> and more"}
+    numbers, _ = inspect([row, row, odd], [row])
     sentence = (
-        "train: 1 of 4 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
+        "train: 1 of 3 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
     )
-    assert [said[: len(sentence)] for said in numbers["splits"]["train"]["warnings"]] == [sentence]
-    chats = [[USER], [USER | {"content": "sea<eos>"}]]
+    assert [said[: len(sentence)] for said in numbers["train"]["warnings"]] == [sentence]
     sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    rows = [{"prompt": chat, **sides} for chat in chats]
-    numbers, _ = inspect(rows, rows[:1], template=template)
-    assert numbers["splits"]["train"]["counts"]["special tokens"] == 1
+    rows = [{"prompt": [USER | {"content": text}], **sides} for text in ("sea", "sea<eos>")]
+    numbers, _ = inspect(rows, rows[:1], template=TURNS)
+    assert numbers["train"]["counts"]["special tokens"] == 1
 
 
 def test_what_the_template_changes_is_said(inspect):
@@ -279,11 +211,12 @@ def test_what_the_template_changes_is_said(inspect):
         sides = {side: [{"role": "assistant", "content": text}] for side, text in texts.items()}
         rows.append({"id": f"r{i}", "prompt": prompt, **sides})
     numbers, printed = inspect(rows, rows[:2], template=template)
-    said = [line for line in numbers["splits"]["train"]["warnings"] if line.startswith("train: ")]
-    assert [line.partition(" for one)")[0] for line in said] == [
-        "train: the chat template changes or leaves out a text of the messages in 4 of 9 rows (r3",
-    ]
-    assert numbers["splits"]["validation"]["warnings"] == []
+    sentence = (
+        "train: the chat template changes or leaves out a text of the messages in 4 of 9 rows (r3 for one)"
+    )
+    said = [line for line in numbers["train"]["warnings"] if line.startswith("train: ")]
+    assert [line[: len(sentence)] for line in said] == [sentence]
+    assert numbers["validation"]["warnings"] == []
     assert " ".join(printed.split()).count("! train: the chat template") == 1
 
 

@@ -4,13 +4,11 @@ import json
 import random
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 from transformers import LlamaForSequenceClassification
 
 from pacmr_lightning import cli
-from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.judge import judge as judge_files
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
@@ -18,10 +16,10 @@ from pacmr_lightning.evaluation import win_rate
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
+from ...conftest import read_lines
 from ..evaluation.faulty_server import prefer_longer
 
 reply = prefer_longer
-main = partial(run_tool, "judge", judge_files)
 
 PAIRS = 24
 """Of pair i the response of A is longer, where i % 3 is 0, as long as B's (1), or shorter (2)."""
@@ -50,9 +48,7 @@ def files(write_rows):
 
 
 def read(folder):
-    summary = json.loads((Path(folder) / "summary.json").read_text())
-    lines = (Path(folder) / "verdicts.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    return summary, [json.loads(line) for line in lines]
+    return json.loads((folder / "summary.json").read_text()), read_lines(folder / "verdicts.jsonl")
 
 
 EXPECTED = ["win", "tie", "loss"] * (PAIRS // 3)
@@ -60,9 +56,8 @@ EXPECTED = ["win", "tie", "loss"] * (PAIRS // 3)
 
 def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     judge = EndpointJudge("tldr", model="m", base_url=server.url)
-    output = str(tmp_path / "out")
-    judge_files(*files, judge, output, prompt_price=2.0, completion_price=10.0)
-    summary, verdicts = read(output)
+    judge_files(*files, judge, str(tmp_path / "out"), prompt_price=2.0, completion_price=10.0)
+    summary, verdicts = read(tmp_path / "out")
     assert [row["id"] for row in verdicts] == [f"p{i}" for i in range(PAIRS)]
     assert [row["verdict"] for row in verdicts] == EXPECTED
     assert [[order["verdict"] for order in row["orders"]] for row in verdicts[:3]] == [
@@ -127,12 +122,16 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
 def test_every_billed_token_counts(files, server, tmp_path, capsys):
     """Of answers that were asked again, of questions without an answer, and of an earlier call."""
     options = ["--judge=EndpointJudge", "--judge.task=tldr", f"--judge.base_url={server.url}"]
-    options += ["--judge.retries=1", "--judge.concurrency=1", "--prompt_price=10", "--completion_price=100"]
+    options += ["--judge.retries=1", "--judge.concurrency=1", "--judge.temperature=null"]
+    options += ["--prompt_price=10", "--completion_price=100"]
     output = f"--output={tmp_path / 'out'}"
     # One answer at the second request, one question without an answer, and one server error, which is free.
     server.script = ["length", None, "reasoning alone", "broken off", 500, None, "no usage"]
     cli.main(["judge", *files, *options, output])
     summary, verdicts = read(tmp_path / "out")
+    assert {"max_tokens", "messages", "model"} == set(server.requests[0])
+    names = {"answers.sqlite", "summary.json", "verdicts.jsonl"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     answered = 2 * PAIRS - 1
     now = {"prompt": 100 * (answered - 1 + 3), "completion": 10 * (answered - 1 + 3)}
     assert summary["tokens"] == {"all": now, "now": now}
@@ -177,7 +176,7 @@ def test_samples_of_two_runs_by_the_gold_reward(write_rows, tmp_path):
     )
     (tmp_path / "run").mkdir()
     files = write_rows(first, "run/samples.jsonl"), write_rows(second, "b.jsonl")
-    main([*files, "--judge", "GoldJudge"])
+    cli.main(["judge", *files, "--judge", "GoldJudge"])
     summary, verdicts = read(tmp_path / "run" / "judge")
     better = (world.gold_reward(**a) - world.gold_reward(**b) for a, b in zip(first, second, strict=True))
     expected = ["win" if x > 0 else "loss" if x < 0 else "tie" for x in better]
@@ -188,53 +187,42 @@ def test_samples_of_two_runs_by_the_gold_reward(write_rows, tmp_path):
 def test_a_reward_model_judges(files, tiny_llama, tmp_path):
     reward_model = {"model_class": LlamaForSequenceClassification, "num_labels": 1}
     folder = tiny_llama(tmp_path / "rm", **reward_model, initializer_range=0.3)
-    main([*files, "--judge", "RewardModelJudge", "--judge.model", folder])
+    cli.main(["judge", *files, "--judge", "RewardModelJudge", "--judge.model", folder])
     summary, verdicts = read(tmp_path / "judge")
     assert {row["verdict"] for row in verdicts} == {"win", "loss"}
     assert all(row["orders"][0]["answer"].startswith("scores ") for row in verdicts)
     assert (summary["flipped"], summary["first_shown"], summary["invalid"]) == (0, 0.5, 0)
 
 
-def test_from_the_command_line(files, server, tmp_path):
-    options = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
-    options += ["--judge.model", "m", "--judge.temperature", "null"]
-    main([*files, *options, "--output", str(tmp_path / "o")])
-    assert {"max_tokens", "messages", "model"} == set(server.requests[0])
-    assert read(tmp_path / "o")[0]["wins"] == 8
-    names = {"answers.sqlite", "summary.json", "verdicts.jsonl"}
-    assert {path.name for path in (tmp_path / "o").iterdir()} == names
-
-
 def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
-    def stops(*arguments):
+    def refused(*arguments):
         with pytest.raises(SystemExit) as stop:
             cli.main(["judge", *arguments])
-        assert stop.value.code == 2 and not (tmp_path / "judge" / "verdicts.jsonl").exists()
+        assert stop.value.code == 2
         # Beside it there is the progress bar, and the server's own complaints of clients that hang up.
         (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: error: "))
         assert told.endswith(".")
         return told
 
-    endpoint = ["--judge", "EndpointJudge", "--judge.base_url"]
-    assert "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1" in stops(
-        *files, "--judge", "EndpointJudge"
-    )
-    assert "Judgge is no class that fits here" in stops(*files, "--judge", "Judgge")
-    assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in stops(*files)
-    local = [*files, *endpoint, server.url]
-    assert "give both or none" in stops(*local, "--completion_price", "1")
-    assert "nowhere.jsonl is no file" in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
-    assert "have the same 24 responses" in stops(files[0], files[0], *endpoint, server.url)
+    endpoint = ["--judge", "EndpointJudge", "--judge.base_url", server.url]
+    no_key = "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1"
+    assert no_key in refused(*files, *endpoint[:2])
+    assert "Judgge is no class that fits here" in refused(*files, "--judge", "Judgge")
+    assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in refused(*files)
+    assert "give both or none" in refused(*files, *endpoint, "--completion_price", "1")
+    assert "nowhere.jsonl is no file" in refused(files[0], "nowhere.jsonl", *endpoint)
+    assert "have the same 24 responses" in refused(files[0], files[0], *endpoint)
     few = write_rows(rows(1)[:20], "few.jsonl")
-    assert "few.jsonl lacks 4 of the 24 ids of" in stops(files[0], few, *endpoint, server.url)
-    assert "b.jsonl is a file and no folder" in stops(*local, "--output", files[1])
+    assert "few.jsonl lacks 4 of the 24 ids of" in refused(files[0], few, *endpoint)
+    assert "b.jsonl is a file and no folder" in refused(*files, *endpoint, "--output", files[1])
     assert not server.requests
-    told = stops(*files, *endpoint, server.url, "--judge.task", "neither")
+    told = refused(*files, *endpoint, "--judge.task", "neither")
     assert "judge.task: expected 'summary', 'dialogue', 'tldr' or 'hh', but got neither" in told
     server.always = (400, {"message": "'temperature' is not supported with this model"})
-    told = stops(*files, *endpoint, server.url, "--judge.retries", "0")
+    told = refused(*files, *endpoint, "--judge.retries", "0")
     assert "'temperature' is not supported with this model" in told and "temperature (null leaves it" in told
     server.always = 401
-    assert "refuses all requests (status 401: no 401" in stops(*files, *endpoint, server.url)
-    assert "second" in stops(files[0])
-    assert "is not of the synthetic benchmark" in stops(*files, "--judge", "GoldJudge")
+    assert "refuses all requests (status 401: no 401" in refused(*files, *endpoint)
+    assert "second" in refused(files[0])
+    assert "is not of the synthetic benchmark" in refused(*files, "--judge", "GoldJudge")
+    assert not (tmp_path / "judge" / "verdicts.jsonl").exists()

@@ -8,7 +8,6 @@ import shutil
 import pandas as pd
 import pytest
 import torch
-import yaml
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 
-from ...conftest import fails, short_fit, write_lines
+from ...conftest import fails, read_lines, short_fit, write_lines
 from ..tables import texts
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -64,14 +63,6 @@ def sft(base, files, tmp_path):
     return words
 
 
-def changed(base, folder, name, **keys):
-    """A copy of a model whose file of JSON has further keys."""
-    shutil.copytree(base, folder)
-    known = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(known | keys))
-    return folder
-
-
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -89,7 +80,9 @@ def same(one, other):
     ],
 )
 def test_a_generation_config_that_transformers_does_not_save(keys, kept, base, sft, pairs, tmp_path):
-    model = changed(base, tmp_path / "model", "generation_config.json", **keys)
+    model = shutil.copytree(base, tmp_path / "model")
+    file = model / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
     cli.main(sft(model))
     cli.main(pairs(model, more="--trainer.max_steps 1"))
     for name, options in (("adapter", []), ("merged", ["--merged"])):
@@ -178,7 +171,7 @@ def test_checkpoints_by_time(pairs, tmp_path):
 @pytest.mark.parametrize(
     ("interval", "mode"), [("every_n_train_steps 4", "min"), ("every_n_epochs 1", "max")]
 )
-def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pairs, tmp_path):
+def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pairs, tmp_path, capsys):
     more = "--trainer.val_check_interval 2 --trainer.max_epochs 2 --checkpoint.save_on_train_epoch_end false"
     monitor = f"--checkpoint.monitor val/loss --checkpoint.mode {mode} --checkpoint.{interval}"
     cli.main(pairs(more=f"{more} {monitor}"))
@@ -187,11 +180,11 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pai
     assert len(found) == 6
     best = (min if mode == "min" else max)(found, key=found.get)
     assert steps(run) == [best]
-    content = torch.load(run / f"checkpoints/step-{best}.ckpt", weights_only=True)
-    state = next(value for name, value in content["callbacks"].items() if "RunCheckpoint" in name)
-    assert float(state["best_model_score"]) == pytest.approx(found[best], rel=1e-5)
-    capture = ["validate", "--config", str(run / "config.yaml"), "--ckpt_path"]
-    cli.main([*capture, str(run / f"checkpoints/step-{best}.ckpt")])
+    capsys.readouterr()
+    checkpoint = str(run / f"checkpoints/step-{best}.ckpt")
+    cli.main(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint])
+    printed = re.search(r"val/loss\D*([\d.]+)", capsys.readouterr().out)[1]
+    assert float(printed) == pytest.approx(found[best], rel=1e-5)
 
 
 REFUSED = """
@@ -243,17 +236,16 @@ def test_the_best_of_a_resumed_run(pairs, tmp_path, caplog):
 @pytest.mark.filterwarnings("ignore:last.ckpt, step-2.ckpt")
 def test_averages_of_weights_in_sft(sft, tmp_path):
     """The saved model is the mean of the states after the updates, as when resumed in the middle."""
-    callback = {"class_path": "lightning.pytorch.callbacks.WeightAveraging"}
-    more = ["--model.lora", "null", "--model.learning_rate", "1e-2", "--checkpoint.save_top_k", "-1"]
-    more += ["--checkpoint.every_n_train_steps", "1", "--trainer.callbacks", json.dumps([callback])]
-    cli.main([*sft(), *more])
+    more = """--model.lora null --model.learning_rate 1e-2 --checkpoint.every_n_train_steps 1
+        --checkpoint.save_top_k -1 --trainer.callbacks lightning.pytorch.callbacks.WeightAveraging"""
+    cli.main(sft(more=more))
     places = [tmp_path / f"sft/checkpoints/step-{step}.ckpt" for step in (1, 2)]
     first, second = (torch.load(path, weights_only=True) for path in places)
     name = "network.model.layers.0.mlp.up_proj.weight"
     found = weights(tmp_path / "sft" / "model")
     states = [content["current_model_state"][name] for content in (first, second)]
     torch.testing.assert_close(second["state_dict"][name], torch.stack(states).mean(0))
-    cli.main([*sft(), *more, "--ckpt_path", str(places[0])])
+    cli.main(sft(more=f"{more} --ckpt_path {places[0]}"))
     assert same(found, weights(tmp_path / "sft" / "model"))
 
 
@@ -271,22 +263,19 @@ def margin(model, tokenizer, row):
 
 def test_what_rounding_takes_of_a_merged_model(base, files, pairs, tmp_path, capsys):
     """The share in the line is that of an independent calculation, to what a few pairs say of all."""
-    more = "--model.policy.dtype bfloat16 --trainer.max_epochs 2 --model.learning_rate 2e-5"
-    cli.main(pairs(more=more))
-    said = {}
-    for name, options in (
-        ("adapter", []),
-        ("merged", ["--merged"]),
-        ("exact", ["--merged", "--dtype", "float32"]),
-    ):
+    cli.main(pairs(more="--model.policy.dtype bfloat16 --trainer.max_epochs 2 --model.learning_rate 2e-5"))
+
+    def export(name, *options):
         capsys.readouterr()
         cli.main(["export", str(tmp_path / "run"), str(tmp_path / name), *options])
-        said[name] = capsys.readouterr().err
+        return capsys.readouterr().err
+
+    merged, exact = export("merged", "--merged"), export("exact", "--merged", "--dtype", "float32")
     line = r"The merged weights are (\w+): (-?\d+\.\d)% of the policy's implicit margins are left"
-    kind, share = re.search(line, said["merged"]).groups()
-    assert kind == "bfloat16" and float(share) < 95 and "--dtype float32 rounds nothing" in said["merged"]
-    assert re.search(line, said["exact"]).groups() == ("float32", "100.0")
-    assert "rounds nothing" not in said["exact"] and "margins" not in said["adapter"]
+    kind, share = re.search(line, merged).groups()
+    assert kind == "bfloat16" and float(share) < 95 and "--dtype float32 rounds nothing" in merged
+    assert re.search(line, exact).groups() == ("float32", "100.0")
+    assert "rounds nothing" not in exact and "margins" not in export("adapter")
 
     def load(kind, name):
         return kind.from_pretrained(name, dtype=torch.bfloat16).float().eval()
@@ -294,10 +283,17 @@ def test_what_rounding_takes_of_a_merged_model(base, files, pairs, tmp_path, cap
     models = [load(AutoModelForCausalLM, base), load(AutoPeftModelForCausalLM, tmp_path / "adapter")]
     models.append(load(AutoModelForCausalLM, tmp_path / "merged"))
     tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = [json.loads(line) for line in (files / "validation.jsonl").read_text().splitlines()]
+    rows = read_lines(files / "validation.jsonl")
     values = torch.tensor([[margin(model, tokenizer, row) for row in rows] for model in models]).double()
     before, after = values[1] - values[0], values[2] - values[0]
     assert float(after @ before / (before @ before)) == pytest.approx(float(share) / 100, abs=0.25)
+
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("validation.jsonl", "gone.jsonl"))
+    said = export("unmeasured", "--merged")
+    assert "was not measured (" in said and "gone.jsonl" in said
+    assert "; --dtype float32 rounds nothing." in said
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "unmeasured").dtype == torch.bfloat16
 
 
 def test_what_rounding_takes_of_an_sft_model(sft, caplog):
@@ -307,17 +303,3 @@ def test_what_rounding_takes_of_an_sft_model(sft, caplog):
         caplog.clear()
         cli.main([*sft(folder=name), *more, rate])
         assert (line in caplog.text) == (name == "small")
-
-
-def test_a_merge_without_data(pairs, files, tmp_path, capsys):
-    cli.main(pairs(more="--model.policy.dtype bfloat16"))
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    config["data"]["init_args"]["source"]["init_args"]["validation"] = str(files / "gone.jsonl")
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
-    capsys.readouterr()
-    cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merged"])
-    said = capsys.readouterr().err
-    assert (
-        "was not measured (" in said and "gone.jsonl" in said and "; --dtype float32 rounds nothing." in said
-    )
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16

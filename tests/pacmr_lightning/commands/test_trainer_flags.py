@@ -12,12 +12,13 @@ from lightning.pytorch.tuner import Tuner
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS, MANUAL_CALLBACKS
 from pacmr_lightning.policy import PolicyModel
 
-from ...conftest import fails, quiet_trainer, short_fit, write_lines
+from ...conftest import fails, files, quiet_trainer, short_fit, write_lines
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text().partition("## Lightning's flags")[2]
 LIST, TABLE = PAGE.partition("\n## ")[0].split("Preference runs refuse")
@@ -35,8 +36,8 @@ RUN = "runs/mine-dpo-noise0-seed42"
 
 
 def callback(name, **options):
-    path = name if "." in name else f"lightning.pytorch.callbacks.{name}"
-    return f"callbacks+={json.dumps({'class_path': path, 'init_args': options})}"
+    given = {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": options}
+    return f"callbacks+={json.dumps(given)}"
 
 
 def size(batch):
@@ -87,10 +88,7 @@ WORKS = [
 def place(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("flags")
     tiny_llama(folder / "model")
-    rows = [
-        {"prompt": f"What is {i}?", "chosen": f" I know {i}.", "rejected": f" The {i}."} for i in range(16)
-    ]
-    write_lines(folder / "pairs.jsonl", rows)
+    write_lines(folder / "pairs.jsonl", World().preference_rows(16, 0))
     return folder
 
 
@@ -98,12 +96,8 @@ def place(tmp_path_factory, tiny_llama):
 def words(place, tmp_path, monkeypatch):
     """The words of a run of two updates, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    rows = place / "pairs.jsonl"
-    return short_fit(
-        place / "model",
-        f"""--data.source Files --data.source.train {rows} --data.source.validation {rows} --data.task mine
-        --data.global_batch_size 8 --trainer.max_epochs 1 --trainer.callbacks RunSummary""",
-    )
+    sizes = "--data.global_batch_size 8 --trainer.max_epochs 1 --trainer.callbacks RunSummary"
+    return short_fit(place / "model", f"{files(place / 'pairs.jsonl')} --data.task mine {sizes}")
 
 
 def trainer_words(flags):
@@ -123,12 +117,12 @@ def test_the_page_names_every_flag():
     assert {kind.__name__ for kind in CALLBACKS | MANUAL_CALLBACKS} | FLAGS.keys() <= refused
 
 
-@pytest.mark.parametrize(("flags", "updates", "files"), WORKS)
+@pytest.mark.parametrize(("flags", "updates", "left"), WORKS)
 @pytest.mark.filterwarnings("ignore")
-def test_as_in_lightning(flags, updates, files, words):
+def test_as_in_lightning(flags, updates, left, words):
     cli.main([*words, *trainer_words(flags)])
     assert updates == json.loads(Path(RUN, "summary.json").read_text())["steps"]
-    assert Path(RUN, "checkpoints/last.ckpt").exists() and all(Path(RUN, name).exists() for name in files)
+    assert Path(RUN, "checkpoints/last.ckpt").exists() and all(Path(RUN, name).exists() for name in left)
     assert Path(RUN, "metrics.csv").exists() == Path(RUN, "tensorboard").exists() == ("logger" not in flags)
 
 
@@ -196,22 +190,9 @@ def test_an_unknown_monitor(more, owner, name, words, capsys):
 
 def test_from_python(tmp_path):
     """The same sentences, before anything is read: neither model nor pairs exist."""
-
-    def fit(fit=Trainer.fit, callbacks=(), **flags):
-        module = PreferenceModule(PolicyModel("nowhere"))
-        data = PreferenceDataModule(Files("nowhere.jsonl"), tokenizer="nowhere")
-        fit(quiet_trainer(tmp_path, callbacks, **flags), module, datamodule=data)
-
-    for flags, said in (
-        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2, but .* data.global_batch_size"),
-        (
-            {"callbacks": [of_lightning.GradientAccumulationScheduler({0: 2})]},
-            "cut by model.micro_batch_size",
-        ),
-        (
-            {"fit": lambda trainer, *given, **data: Tuner(trainer).lr_find(*given, **data)},
-            "LearningRateFinder",
-        ),
-    ):
-        with pytest.raises(UserError, match=said):
-            fit(**flags)
+    module = PreferenceModule(PolicyModel("nowhere"))
+    data = PreferenceDataModule(Files("nowhere.jsonl"), tokenizer="nowhere")
+    with pytest.raises(UserError, match=r"accumulate_grad_batches is 2, but .* data\.global_batch_size"):
+        quiet_trainer(tmp_path, accumulate_grad_batches=2).fit(module, data)
+    with pytest.raises(UserError, match="LearningRateFinder"):
+        Tuner(quiet_trainer(tmp_path)).lr_find(module, datamodule=data)

@@ -14,6 +14,8 @@ from pacmr_lightning.runs.checkpoints import CheckpointFiles, to_resume_from
 
 from ...conftest import fails, short_fit
 
+TO = "--trainer.default_root_dir"
+
 
 def checkpoint(step: int) -> dict:
     keys = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
@@ -83,8 +85,6 @@ def test_none_at_all(tmp_path):
     assert to_resume_from("last", tmp_path / "nowhere", training=True) == (None, 0)
     with pytest.raises(UserError, match="no checkpoint in"):
         to_resume_from("last", tmp_path, training=False)
-    with pytest.raises(UserError, match=r"best does not exist"):
-        to_resume_from("best", tmp_path, training=False)
 
 
 def test_what_a_kill_leaves_goes_with_the_next_save(tmp_path):
@@ -94,55 +94,57 @@ def test_what_a_kill_leaves_goes_with_the_next_save(tmp_path):
     path = tmp_path / "last.ckpt"
     CheckpointFiles().save_checkpoint(checkpoint(1), path)
     assert list(tmp_path.iterdir()) == [path]
-
-    class Unsavable:
-        def __reduce__(self):
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        CheckpointFiles().save_checkpoint({"x": Unsavable()}, path)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        CheckpointFiles().save_checkpoint({"x": (number for number in ())}, path)
     assert list(tmp_path.iterdir()) == [path]
     assert CheckpointFiles().load_checkpoint(path)["global_step"] == 1
 
 
-@pytest.fixture
-def runs(tmp_path, tiny_llama, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_llama("model")
-    common = "--trainer.max_steps 2 --trainer.limit_val_batches 0 --data.source.validation_pairs 8"
-    pairs = "--data.source EmbeddedWorld --data.source.pairs 32 --data.global_batch_size 8"
-    rows = "fit --model SFTModule --model.model model --data SFTDataModule --data.source WorldCompletions"
-    rows += " --data.source.rows 32 --data.source.validation_rows 8 --data.tokenizer model"
-    rows += " --data.batch_size 8 --trainer.accelerator cpu --trainer.max_steps 2"
-    return {"pairs": short_fit("model", f"{pairs} --data.meta_batch_size 8 {common}"), "sft": rows.split()}
-
-
-VNET = ["--model.weighting", "VNetWeighting"]
-TO = "--trainer.default_root_dir"
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_llama):
+    """The words of runs of two updates by their kind, and their last checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = tiny_llama(folder / "model")
+    world = "--data.source EmbeddedWorld --data.source.pairs 32 --data.source.validation_pairs 8"
+    sizes = "--data.global_batch_size 8 --data.meta_batch_size 8 --trainer.limit_val_batches 0"
+    pairs = short_fit(model, f"{world} {sizes} --trainer.max_steps 2")
+    rows = f"""fit --model SFTModule --model.model {model} --data SFTDataModule --data.source WorldCompletions
+        --data.source.rows 32 --data.source.validation_rows 8 --data.tokenizer {model}
+        --data.batch_size 8 --trainer.accelerator cpu --trainer.max_steps 2"""
+    words = {"pacmr": [*pairs, "--model.weighting", "VNetWeighting"], "dpo": pairs, "sft": rows.split()}
+    for kind, its in words.items():
+        cli.main([*its, TO, str(folder / kind)])
+    return words, {kind: folder / kind / "checkpoints/last.ckpt" for kind in words}
 
 
 def test_trainables_only(runs):
-    cli.main([*runs["pairs"], *VNET, TO, "run"])
-    found = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    checkpoint = runs[1]["pacmr"]
+    found = torch.load(checkpoint, weights_only=True)
+    assert set(found) == {
+        *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"),
+        *("optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "weighting", "objective"),
+        *("metrics", "options", "reference"),
+    }
     assert len(found["state_dict"]) == 14 and all(".lora_" in name for name in found["state_dict"])
     assert {len(state["state"]) for state in found["optimizer_states"]} == {14}
-    base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("model").parameters())
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.parents[2] / "model")
+    base = sum(p.numel() for p in model.parameters())
     assert sum(value.numel() for value in found["state_dict"].values()) < base
     assert set(found["weighting"]) == {"vnet", "optimizer", "updates", "skipped"}
 
 
-def test_a_checkpoint_of_something_else(runs, capsys):
+@pytest.mark.parametrize(
+    ("kind", "other", "message"),
+    [
+        ("pacmr", "dpo", "weighting"),
+        ("dpo", "pacmr", "weighting"),
+        ("dpo", "sft", "does not fit this model's adapter"),
+        ("sft", "pacmr", "lacks"),
+    ],
+)
+def test_a_checkpoint_of_something_else(kind, other, message, runs, tmp_path, capsys):
     """Of another method or kind of run; other options of one method: modules/test_preference.py."""
-    cli.main([*runs["pairs"], *VNET, TO, "run"])
-    cli.main([*runs["pairs"], TO, "dpo"])
-    cli.main([*runs["sft"], TO, "sft"])
-    more = ["--trainer.max_steps", "3", TO, "other", "--ckpt_path"]
-    run, dpo, sft = (f"{name}/checkpoints/last.ckpt" for name in ("run", "dpo", "sft"))
-    for arguments, message in (
-        ([*runs["pairs"], *VNET, *more, dpo], "weighting"),
-        ([*runs["pairs"], *more, run], "weighting"),
-        ([*runs["pairs"], *more, sft], "does not fit this model's adapter"),
-        ([*runs["sft"], *more, run], "lacks"),
-    ):
-        assert message in fails(capsys, arguments)
-        assert not Path("other").exists()
+    words, checkpoints = runs
+    more = ["--trainer.max_steps", "3", TO, tmp_path / "new", "--ckpt_path", checkpoints[other]]
+    assert message in fails(capsys, [*words[kind], *more])
+    assert not (tmp_path / "new").exists()

@@ -1,6 +1,7 @@
 """Bad input of every shape, of the trainer's commands and of the tools: one sentence, status 2, no usage."""
 
 import json
+from pathlib import Path
 from typing import Union
 
 import pytest
@@ -11,18 +12,13 @@ from pacmr_lightning.runs.option_parser import OptionParser
 
 from ..tables import cases, texts
 
-POLICY = {"class_path": "PolicyModel", "init_args": {"model": "./nowhere"}}
-FILES = {"class_path": "Files", "init_args": {"train": "pairs.jsonl", "validation": "pairs.jsonl"}}
-
 
 @pytest.fixture
-def base(tmp_path, monkeypatch) -> dict:
+def config(tmp_path, monkeypatch, preference_config):
+    """A config, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return {
-        "model": {"class_path": "PreferenceModule", "init_args": {"policy": POLICY}},
-        "data": {"class_path": "PreferenceDataModule", "init_args": {"source": FILES}},
-        "trainer": {"accelerator": "cpu", "max_steps": 2},
-    }
+    Path("config.yaml").write_text(yaml.safe_dump(preference_config("./nowhere", "pairs.jsonl")))
+    return "config.yaml"
 
 
 def said(capsys, arguments: list[str]) -> str:
@@ -91,9 +87,8 @@ analyze a --taus 0.6 x
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), cases(TRAINER))
-def test_words_of_the_command_line(arguments, sentence, base, capsys, tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(base))
-    assert said(capsys, ["fit", "--config", "config.yaml", *arguments]).startswith(sentence)
+def test_words_of_the_command_line(arguments, sentence, config, capsys):
+    assert said(capsys, ["fit", "--config", config, *arguments]).startswith(sentence)
 
 
 CONFIGS = """
@@ -105,24 +100,18 @@ checkpoint: {save_last: so}
     bad.yaml: checkpoint.save_last: expected true, false, 'link' or null, but got so.
 model: {class_path: PreferenceModule, init_arg: {}}
     bad.yaml: model: a class has class_path and init_args only.
+data: {seed: 1, task: x, seed: 2}
+    bad.yaml: Problems parsing config: seed is there twice
 model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, OUTER}}}
     bad.yaml: model.weighting.outer.tauu: unknown option; did you mean tau?
 """
 OUTER = "init_args: {outer: {class_path: PromptAugmentationConsistency, init_args: {tauu: 0.6}}}"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        *texts(CONFIGS.replace("OUTER", OUTER)),
-        ("data: {seed: 1, task: x, seed: 2}\n", "bad.yaml: Problems parsing config: seed is there twice"),
-        ("", "bad.yaml: "),
-    ],
-)
-def test_words_of_a_config(text, sentence, base, capsys, tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(base))
-    (tmp_path / "bad.yaml").write_text(text)
-    assert said(capsys, ["fit", "--config", "config.yaml", "--config", "bad.yaml"]).startswith(sentence)
+@pytest.mark.parametrize(("text", "sentence"), [*texts(CONFIGS.replace("OUTER", OUTER)), ("", "bad.yaml: ")])
+def test_words_of_a_config(text, sentence, config, capsys):
+    Path("bad.yaml").write_text(text)
+    assert said(capsys, ["fit", "--config", config, "--config", "bad.yaml"]).startswith(sentence)
 
 
 @pytest.mark.parametrize(
