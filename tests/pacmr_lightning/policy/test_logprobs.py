@@ -14,24 +14,15 @@ from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_att
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.model import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.token_layout import (
-    Rows,
-    rows_of,
-)
+from pacmr_lightning.policy.token_layout import Rows, rows_of
 
+from ..conftest import CONFIGS
 from .live_bytes import LiveBytes
-from .looped_attention import looped_attention
 from .test_attention import values_and_gradient
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch):
-    """``varlen_attn`` runs on GPUs only."""
-    monkeypatch.setattr("pacmr_lightning.policy.packed_attention.varlen_attn", looped_attention)
 
 
 def sequences(batch: PairBatch) -> list[list[tuple[torch.Tensor, slice, torch.Tensor]]]:
@@ -244,11 +235,9 @@ def test_an_ignored_window_is_found_once_a_pair_is_longer(make_policy, make_batc
     policy = make_policy("mistral", changes={"sliding_window": 12})
     short, batch = make_batch(2, longest=3), make_batch(2)
     assert short.lengths.max() < 12 < batch.lengths[:, 1].max()
-    without = type(policy.model.config)(**{**policy.model.config.to_dict(), "sliding_window": None})
-    without._attn_implementation = "sdpa"
     monkeypatch.setattr(
         "pacmr_lightning.policy.attention.shared_mask",
-        lambda rows, config, dtype: shared_mask(rows, without, dtype),
+        lambda rows, _, dtype: shared_mask(rows, CONFIGS["llama"], dtype),
     )
     with torch.no_grad():
         policy.log_probs(short)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
@@ -164,6 +164,13 @@ def test_a_model_that_is_stored_in_4_bits(bnb, save_model, tmp_path):
         assert layer.compute_dtype == layer.weight.quant_state.dtype == torch.float32
     with pytest.raises(UserError, match="is stored in 4 bits; set quantization to 4bit"):
         PolicyModel(str(tmp_path / "stored")).build()
+    # Adapters of such bases, as unsloth leaves them, would be rounded away.
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "stored"), config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    said = r"adapter was trained on .*stored, which is stored in 4 bits.*in full"
+    with pytest.raises(UserError, match=said):
+        PolicyModel(str(tmp_path / "adapter")).build()
 
 
 @pytest.fixture(scope="module")
