@@ -9,13 +9,8 @@ import logging
 import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    modeling_flash_attention_utils,
-)
+from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import modeling_flash_attention_utils as module
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
@@ -42,7 +37,6 @@ def flash_on_cpu(monkeypatch):
         options = {"scale": softmax_scale, "window_size": window_size}
         return looped_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
 
-    module = modeling_flash_attention_utils
     loaded = {
         "_loaded_implementation": "flash_attention_2",
         "_flash_fn": None,

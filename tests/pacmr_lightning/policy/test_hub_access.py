@@ -72,19 +72,19 @@ def test_the_cached_copy_is_used(nobody, tiny_llama, tmp_path, capsys):
     """Of an adapter, which is merged: transformers would load it beside its base."""
     base = tiny_llama(tmp_path / "base", initializer_range=0.3)
     expected = trained(base, tmp_path / "adapter", lora(target_modules=["q_proj", "v_proj"]))
-    # Where the Hub's client keeps what it has downloaded.
-    repository, name = tmp_path / "cache" / "models--somebody--adapter", "somebody/adapter"
-    shutil.copytree(tmp_path / "adapter", repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
+    for name in ("adapter", "base"):  # as the Hub's client keeps what it has downloaded
+        repository = tmp_path / "cache" / f"models--somebody--{name}"
+        shutil.copytree(tmp_path / name, repository / "snapshots" / ("0" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0" * 40)
     start = time.monotonic()
-    assert adapter_base(name) == base
+    assert adapter_base("somebody/adapter") == base and not is_adapter("somebody/base")
     assert time.monotonic() - start < 5
-    found = load_base(name, torch.float32)
+    found = load_base("somebody/adapter", torch.float32)
     assert "copies in its cache are used" in capsys.readouterr().err
     assert constants.HF_HUB_OFFLINE and not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
-    assert (logits(found) - logits(load_base(base, torch.float32))).abs().max() > 0.05
+    assert (logits(found) - logits(load_base("somebody/base", torch.float32))).abs().max() > 0.05
     with torch.device("meta"):  # Lightning makes a GPU torch's default while it is merged
         assert compared_tokens(found, [7]).device.type == "cpu"
 

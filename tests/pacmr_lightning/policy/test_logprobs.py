@@ -1,11 +1,13 @@
 """Shared-prompt rows give the log-probabilities of plain forwards of prompt + response."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
@@ -17,7 +19,6 @@ from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.token_layout import Rows, rows_of
 
 from ..conftest import CONFIGS
-from .live_bytes import LiveBytes
 from .test_attention import values_and_gradient
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -131,6 +132,36 @@ def test_gradients_equal_to_plain_forwards(name, make_policy, make_batch):
     for layout in LAYOUTS:
         found = gradient(policy.score(rows_in(layout, policy, batch)))
         torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make: alive ``now``, and their ``peak``."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.now = self.peak = 0
+        kept = [*module.parameters(), *module.buffers()]
+        self.known = {t.untyped_storage()._cdata: t for t in kept}
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        found = operation(*arguments, **(options or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.add(tensor.untyped_storage())
+        return found
+
+    def add(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+
+        def freed(_):
+            self.now -= size
+            del self.known[key]
+
+        self.known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
 
 class Products(TorchDispatchMode):
