@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.policy import PolicyModel, attention, packed_attention
+from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.token_layout import rows_of
 
-from .policy.looped_attention import looped_attention
+from .policy import looped_attention  # noqa: F401, for packed pairs on a CPU
 
 VOCABULARY = 61
 SHAPE = {
@@ -54,12 +54,7 @@ def save_model(tmp_path: Path) -> Callable[[str], str]:
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Packs shared rows, as on a GPU with a base in half precision."""
-
-    def pack() -> None:
-        monkeypatch.setattr(attention, "packs", lambda *_: True)
-        monkeypatch.setattr(packed_attention, "varlen_attn", looped_attention)
-
-    return pack
+    return lambda: monkeypatch.setattr(attention, "packs", lambda *_: True)
 
 
 @pytest.fixture

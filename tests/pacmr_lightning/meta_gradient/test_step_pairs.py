@@ -184,4 +184,3 @@ def test_layers_that_mix_rows(setting, make_batch):
     central = CentralDifference(1e-4, relative=True).coefficients(pairs, direction)
     exact = [sum(g.sum() for g in alone(policy, batch, i)) for i in range(6)]
     torch.testing.assert_close(central, torch.stack(exact), rtol=1e-5, atol=1e-7)
-    assert all(layer.per_pair is None for layer in policy.lora_layers().values())

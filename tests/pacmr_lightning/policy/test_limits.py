@@ -24,10 +24,8 @@ def scaled(kind, **keys):
     [
         ("llama", {"max_position_embeddings": 64}, 64),
         ("gpt2", {"n_positions": 64}, 64),
-        ("opt", {"max_position_embeddings": 64}, 64),
         ("mpt", {"max_seq_len": 64}, 64),
         ("bloom", {}, None),
-        ("mamba", {}, None),
         ("falcon", {"alibi": True}, None),
         ("falcon", {"alibi": False, "max_position_embeddings": 64}, 64),
         ("llama", scaled("linear", factor=4.0), 256),
@@ -55,13 +53,9 @@ def preference(model, pairs, **options):
     return PreferenceDataModule(Files(pairs, pairs), model, **sizes, **options)
 
 
-@pytest.fixture
-def short(tiny_llama, tmp_path):
-    return tiny_llama(tmp_path / "short", max_position_embeddings=16)
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_rows, tmp_path):
+def test_longer_pairs_are_told_before_anything_is_computed(tiny_llama, pairs, write_rows, tmp_path):
+    short = tiny_llama(tmp_path / "short", max_position_embeddings=16)
     said = r"8 of 8 rows are longer than the 16 positions of the model .*short \(the longest has \d+ tokens\)"
     for reference in ("live", "cached"):
         data = preference(short, pairs, reference=reference)
@@ -71,9 +65,8 @@ def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_r
         quiet_trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
     with pytest.raises(UserError, match=said):
         audit(short, Files(pairs), AuditOptions("probe", str(tmp_path / "audit")))
-    rows = write_rows(
-        [{"prompt": "What is it of many?", "completion": " It is one of many."}] * 8, "sft.jsonl"
-    )
+    row = {"prompt": "What is it of many?", "completion": " It is one of many."}
+    rows = write_rows([row] * 8, "sft.jsonl")
     data = SFTDataModule(CompletionFiles(rows, rows), tokenizer=short, batch_size=4)
     with pytest.raises(UserError, match=said):
         quiet_trainer(tmp_path, max_steps=1).fit(SFTModule(model=short), data)

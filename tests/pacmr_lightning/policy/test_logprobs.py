@@ -1,11 +1,13 @@
 """Shared-prompt rows give the log-probabilities of plain forwards of prompt + response."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
@@ -14,24 +16,14 @@ from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_att
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.model import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.token_layout import (
-    Rows,
-    rows_of,
-)
+from pacmr_lightning.policy.token_layout import Rows, rows_of
 
-from .live_bytes import LiveBytes
-from .looped_attention import looped_attention
+from ..conftest import CONFIGS
 from .test_attention import values_and_gradient
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch):
-    """``varlen_attn`` runs on GPUs only."""
-    monkeypatch.setattr("pacmr_lightning.policy.packed_attention.varlen_attn", looped_attention)
 
 
 def sequences(batch: PairBatch) -> list[list[tuple[torch.Tensor, slice, torch.Tensor]]]:
@@ -142,6 +134,36 @@ def test_gradients_equal_to_plain_forwards(name, make_policy, make_batch):
         torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make: alive ``now``, and their ``peak``."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.now = self.peak = 0
+        kept = [*module.parameters(), *module.buffers()]
+        self.known = {t.untyped_storage()._cdata: t for t in kept}
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        found = operation(*arguments, **(options or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.add(tensor.untyped_storage())
+        return found
+
+    def add(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+
+        def freed(_):
+            self.now -= size
+            del self.known[key]
+
+        self.known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
 class Products(TorchDispatchMode):
     """Counts the operations of matrix products."""
 
@@ -244,11 +266,9 @@ def test_an_ignored_window_is_found_once_a_pair_is_longer(make_policy, make_batc
     policy = make_policy("mistral", changes={"sliding_window": 12})
     short, batch = make_batch(2, longest=3), make_batch(2)
     assert short.lengths.max() < 12 < batch.lengths[:, 1].max()
-    without = type(policy.model.config)(**{**policy.model.config.to_dict(), "sliding_window": None})
-    without._attn_implementation = "sdpa"
     monkeypatch.setattr(
         "pacmr_lightning.policy.attention.shared_mask",
-        lambda rows, config, dtype: shared_mask(rows, without, dtype),
+        lambda rows, _, dtype: shared_mask(rows, CONFIGS["llama"], dtype),
     )
     with torch.no_grad():
         policy.log_probs(short)

@@ -1,21 +1,16 @@
 """The policy's LoRA layer against PEFT's and float64: values, gradients, single pairs', shifts and bf16."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient import (
-    CentralDifference,
-    GhostDotProduct,
-    SoftPromptConsistency,
-)
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel, lora_layer, selfcheck
+from pacmr_lightning.policy import selfcheck
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
@@ -118,38 +113,28 @@ def test_a_layer_that_is_used_twice(make_policy):
             torch.testing.assert_close([part[pair] for part in taken.found], [*truth])
 
 
-TOGETHER = [3, 1, 2, 1]
-"""Layers of a node: q, k, v; o; gate, up; down."""
-
-
 @pytest.mark.parametrize(
-    ("options", "sizes", "tolerance"),
+    ("options", "tolerance"),
     [
-        ({"double": True}, TOGETHER, 1e-12),
-        ({"double": True, "gradient_checkpointing": True}, TOGETHER, 1e-12),
-        ({"double": True, "target_modules": ["q_proj", "v_proj", "up_proj"]}, [2, 1], 1e-12),
-        ({"double": True, "lora_options": {"alpha_pattern": {"k_proj": 3}}}, [2, 1, 1, 2, 1], 1e-12),
-        ({"double": True, "name": "gpt2"}, [1, 1, 1, 1], 1e-12),
-        ({"layout": "packed"}, TOGETHER, 1e-5),
-        (HALF, TOGETHER, 0.02),
-        (HALF | {"gradient_checkpointing": "selective"}, TOGETHER, 0.02),
-        (PEFT, TOGETHER, 0.02),
+        ({"double": True}, 1e-12),
+        ({"double": True, "gradient_checkpointing": True}, 1e-12),
+        ({"double": True, "target_modules": ["q_proj", "v_proj", "up_proj"]}, 1e-12),
+        ({"double": True, "lora_options": {"alpha_pattern": {"k_proj": 3}}}, 1e-12),
+        ({"double": True, "name": "gpt2"}, 1e-12),
+        ({"layout": "packed"}, 1e-5),
+        (HALF, 0.02),
+        (HALF | {"gradient_checkpointing": "selective"}, 0.02),
+        (PEFT, 0.02),
     ],
 )
-def test_layers_of_one_input_are_one_node(options, sizes, tolerance, make_policy, make_batch, monkeypatch):
+def test_layers_of_one_input_are_one_node(options, tolerance, make_policy, make_batch, monkeypatch):
     """As each alone: values, gradients of one graph twice, single pairs', and all of them shifted."""
     batch, together = make_batch(4), make_policy(**options)
     rows = together.rows(batch)  # the self-check sees which
     with monkeypatch.context() as patch:
         patch.setattr(selfcheck, "share_inputs", lambda *_: None)
         (alone := make_policy(**options)).rows(batch)
-    apply, used, found = lora_layer._LoraProducts.apply, [], []
-    node = SimpleNamespace(apply=lambda *values: used.append(len(values[4])) or apply(*values))
-    monkeypatch.setattr(lora_layer, "_LoraProducts", node)
-    with torch.no_grad():
-        for policy in (together, alone):
-            policy.log_probs(batch, rows)
-    assert used == 2 * sizes + 2 * sum(sizes) * [1]
+    found = []
     for policy in (together, alone):
         direction = {name: d.to(policy.adapter()[name]) for name, d in random_direction(policy).items()}
         for scale in (0.0, -0.3):
@@ -169,57 +154,23 @@ def test_layers_of_one_input_are_one_node(options, sizes, tolerance, make_policy
 
 
 def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
-    """To the same bits as by each layer, with a scaling of 8; and no copy outlives its pass."""
+    """To the same bits as by each layer, also after they were written without a trace, as DeepSpeed does."""
     batch, policy = make_batch(4), make_policy(**HALF)
-    factors, casts = lora_layer._factors, []
-    monkeypatch.setattr(lora_layer, "_factors", lambda *values: casts.append(1) or factors(*values))
 
     def values():
-        casts.clear()
         logs, adapter = policy.log_probs(batch), policy.adapter().values()
-        forward = len(casts)
         gradient = torch.autograd.grad((logs.chosen - logs.rejected).sum(), adapter)
         kept = step_pairs(policy, batch, KeptStepPairs).kept
-        return forward, [logs.chosen, *gradient, *(each for part in kept for each in part.each.values())]
+        return [logs.chosen, *gradient, *(each for part in kept for each in part.each.values())]
 
-    policy.rows(batch)
     for seed in range(2):
         torch.manual_seed(seed)
         for weight in policy.adapter().values():
-            weight.data += torch.randn_like(weight)  # leaves no trace
-        by_layer, found = values()
-        assert by_layer == 0
-        assert not any(layer.copies for layer in policy.lora_layers().values())
+            weight.data += torch.randn_like(weight)
+        found = values()
         with monkeypatch.context() as patch:
             patch.setattr(policy, "_weights_cast", nullcontext)
-            by_layer, truth = values()
-        assert by_layer > 0
-        assert all(map(torch.equal, found, truth))
-
-
-def test_an_output_is_computed_ahead_only_in_a_call_and_for_one_input(make_policy, make_batch):
-    policy = make_policy(double=True)
-    policy.rows(make_batch())
-    module = policy.model.base_model.layers[0].self_attn
-    q, k = module.q_proj, module.k_proj
-    x = torch.randn(1, 3, q.in_features, dtype=torch.float64)
-    expected, of_other = k(x), k(x + 1)
-    q(x)
-    assert k.waiting is None, "outside a call"
-
-    def interrupted(_):
-        q(x)
-        assert k.waiting is not None
-        torch.testing.assert_close(k(x + 1), of_other)
-        q(x)
-        raise KeyboardInterrupt
-
-    q.shared.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        module.forward(x)
-    with torch.no_grad():
-        k.lora_B["default"].weight.add_(1)
-    assert not torch.equal(k(x), expected)
+            assert all(map(torch.equal, found, values()))
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])
@@ -325,8 +276,6 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(options, 
     expected = scale * layer.scaling["default"] * (x.double() @ da.T @ b.T + x.double() @ a.T @ db.T)
     # Outputs are rounded to far more than they move, and still move as much on average.
     assert abs(float(((moved - y) * expected).sum() / expected.square().sum()) - 1) < 0.1
-    summed = (a + scale * da).bfloat16() - a.bfloat16()
-    assert off(summed.double(), scale * da) > 0.9, "what is avoided"
 
 
 @pytest.mark.parametrize(
@@ -334,7 +283,7 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(options, 
     [("shared", False), ("separate", "selective"), ("packed", "selective"), ("packed", True)],
 )
 def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
-    """Kept gradients, their dot products, and the graph's, here and shifted; no field stays set."""
+    """Kept gradients, their dot products, and the graph's, here and shifted; nothing of it stays."""
     policy = make_policy(**HALF, layout=layout, gradient_checkpointing=recomputed)
     batch = make_batch(4)  # 1/4 rounds nothing
     direction = random_direction(policy)
@@ -348,7 +297,6 @@ def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
             torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
     after = gradient(step_pairs(policy, batch))
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert all(layer.per_pair is layer.shift is None for layer in policy.lora_layers().values())
 
 
 def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
@@ -358,8 +306,8 @@ def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
     assert not torch.equal(own.log_probs(batch).chosen, peft.log_probs(batch).chosen)
     merged = [policy.peft.merge_and_unload().state_dict() for policy in (own, peft)]
     assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[1])
-
-
-def test_another_dtype_is_refused(save_model):
+    # Over a float32 base both are the same.
+    found = [make_policy(lora_compute_dtype=way).log_probs(batch).chosen for way in ("base", "float32")]
+    assert torch.equal(*found)
     with pytest.raises(UserError, match="lora_compute_dtype is bfloat16, but it must be float32 or base"):
-        PolicyModel(save_model("llama"), lora_compute_dtype="bfloat16")
+        make_policy(lora_compute_dtype="bfloat16")

@@ -37,14 +37,9 @@ def test_of_a_control_group(monkeypatch, tmp_path):
 
 
 HOLES = """
-import os
-from pathlib import Path
-import torch
+import psutil, torch
 from pacmr_lightning.policy.memory import return_freed_memory
-
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
+held = lambda: psutil.Process().memory_info().rss / 2**20
 torch.ones(2**22)  # from the first free of a large block on, glibc keeps such blocks
 start = held()
 blocks = [torch.ones(2**18) for _ in range(300)]  # 1 MiB each

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
@@ -22,7 +22,7 @@ from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
 from ..meta_gradient.test_step_pairs import BETA, alone
 
 # Rows of whole blocks: others are refused on CPUs.
-WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}, "quantization": "4bit"}
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def both(bnb, make_policy):
     """A moved policy on a 4-bit base, and the same in float64 on the weights that those bits mean."""
 
     def make(name="llama", **options):
-        changes = {"n_embd": 64} if name == "gpt2" else WIDE["changes"]
+        changes = {"n_embd": 64} if name == "gpt2" else WIDE
         policy = make_policy(name, changes=changes, quantization="4bit", **options)
         # The judge's attention is the default: transformers' eager softmax is in fp32 for any dtype.
         own = ("dtype", "attn_implementation")
@@ -153,9 +153,7 @@ def test_what_is_refused(bnb, save_model, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # the model's is the same
 def test_a_model_that_is_stored_in_4_bits(bnb, save_model, tmp_path):
-    policy = PolicyModel(
-        save_model("llama", **WIDE["changes"]), rank=4, dtype="bfloat16", quantization="4bit"
-    )
+    policy = PolicyModel(save_model("llama", **WIDE), rank=4, dtype="bfloat16", quantization="4bit")
     policy.build()
     policy.peft.unload().save_pretrained(tmp_path / "stored")
     stored = PolicyModel(str(tmp_path / "stored"), rank=4, quantization="4bit")
@@ -164,12 +162,19 @@ def test_a_model_that_is_stored_in_4_bits(bnb, save_model, tmp_path):
         assert layer.compute_dtype == layer.weight.quant_state.dtype == torch.float32
     with pytest.raises(UserError, match="is stored in 4 bits; set quantization to 4bit"):
         PolicyModel(str(tmp_path / "stored")).build()
+    # Adapters of such bases, as unsloth leaves them, would be rounded away.
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "stored"), config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    said = r"adapter was trained on .*stored, which is stored in 4 bits.*in full"
+    with pytest.raises(UserError, match=said):
+        PolicyModel(str(tmp_path / "adapter")).build()
 
 
 @pytest.fixture(scope="module")
 def model(bnb, tmp_path_factory, tiny_llama):
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "initializer_range": 0.2}
-    return tiny_llama(tmp_path_factory.mktemp("model"), **shape, max_position_embeddings=512)
+    options = {"num_attention_heads": 4, "initializer_range": 0.2, "max_position_embeddings": 512}
+    return tiny_llama(tmp_path_factory.mktemp("model"), **WIDE, **options)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +224,8 @@ def test_a_run_trains_and_goes_on_bit_for_bit(fit, trained):
     assert policy["quantization"] == "4bit" and policy["dtype"] == "float32"
 
 
-def test_exports(trained, model, tmp_path, capsys):
+def test_what_follows_a_run(trained, model, tmp_path, capsys):
+    """Exports, generations and an audit."""
     cli.main(["export", str(trained), str(tmp_path / "adapter")])
     cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
     said = capsys.readouterr().err
@@ -235,9 +241,6 @@ def test_exports(trained, model, tmp_path, capsys):
     base = AutoModelForCausalLM.from_pretrained(model)
     moved = [n for n, v in base.state_dict().items() if not torch.equal(v, merged.state_dict()[n])]
     assert moved and all("proj" in name for name in moved)
-
-
-def test_predict_audit_and_the_cache(trained, tmp_path):
     config = ["--config", str(trained / "config.yaml"), "--ckpt_path", "last"]
     cli.main(["predict", *config, "--model.max_new_tokens", "4"])
     lines = (trained / "generations.jsonl").read_text().splitlines()

@@ -1,12 +1,12 @@
 """One process of a group: trains the same policy under one strategy after the other.
 
 strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it is. Of each case rank 0
-leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the
-processes held.
+leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, the layout of pairs, and what it held.
 """
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -20,12 +20,12 @@ from pacmr_lightning.meta_gradient.outer_objectives import (
     SoftPromptConsistency,
 )
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel, attention, packed_attention
+from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import VNetWeighting
 
 sys.path.append(str(Path(__file__).parent.parent / "policy"))
-from looped_attention import looped_attention
+import looped_attention  # noqa: F401, for packed pairs on a CPU
 
 STEPS = 4
 GUARDED = 0.0142
@@ -40,18 +40,28 @@ class Watch(pl.Callback):
 
     def on_train_start(self, trainer, module):
         base = [p for p in module.policy.parameters() if not p.requires_grad]
-        self.held = {
-            "base_here": sum(p.numel() for p in base),
-            "base_part": sum(p.ds_tensor.numel() for p in base if hasattr(p, "ds_id")),
-            "base_dtypes": {str(p.dtype) for p in base},
-            "adapter_here": sum(p.numel() for p in module.policy.adapter().values()),
-        }
+        self.held = {"base_dtypes": {str(p.dtype) for p in base}}
+        for name, parameters in (("base", base), ("adapter", module.policy.adapter().values())):
+            self.held[f"{name}_here"] = sum(p.numel() for p in parameters)
+            self.held[f"{name}_part"] = sum(p.ds_tensor.numel() for p in parameters if hasattr(p, "ds_id"))
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if batch.meta is not None:
             self.coverage.append(float(trainer.callback_metrics["train/meta/coverage"]))
         if trainer.global_step == STEPS // 2:
             trainer.save_checkpoint(self.checkpoint)
+
+    def on_train_end(self, trainer, module):
+        optimizer = trainer.optimizers[0]
+        states = getattr(optimizer, "optimizer", optimizer).state.values()
+        self.held["optimizer"] = sum(v.numel() for s in states for k, v in s.items() if k != "step")
+
+
+def faulty(score, rows):
+    """As a kernel that is wrong where a prompt is shared."""
+    found = score(rows)
+    found.chosen = found.chosen + (rows.segment_ids is not None)
+    return found
 
 
 def strategy_of(name, options):
@@ -73,23 +83,25 @@ def run(base, folder, case):
     name, *options = case.split("-")
     pl.seed_everything(0)
     attention.packs = lambda *_: "packed" in options
-    packed_attention.varlen_attn = looped_attention
     few, central = (word in options for word in ("few", "central"))
     vnet = VNetWeighting(
         PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
         CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
         every=2,
     )
+    policy = PolicyModel(
+        base,
+        rank=4,
+        dtype="bfloat16" if "bf16" in options else "float32",
+        gradient_checkpointing="selective" if "selective" in options else "checkpointing" in options,
+        lora_compute_dtype="base" if "half" in options else "float32",
+        quantization="4bit" if "4bit" in options else None,
+        logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
+    )
+    if "disagree" in options and os.environ["RANK"] == "1":
+        policy.score = partial(faulty, policy.score)
     module = PreferenceModule(
-        PolicyModel(
-            base,
-            rank=4,
-            dtype="bfloat16" if "bf16" in options else "float32",
-            gradient_checkpointing="selective" if "selective" in options else "checkpointing" in options,
-            lora_compute_dtype="base" if "half" in options else "float32",
-            quantization="4bit" if "4bit" in options else None,
-            logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
-        ),
+        policy,
         weighting=vnet,
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
@@ -128,6 +140,7 @@ def run(base, folder, case):
             "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             "updates": module.weighting.updates,
             "coverage": watch.coverage,
+            "layout": policy._plan.layout,
             "held": watch.held,
         }
         torch.save(found, folder / f"{case.replace('/', '_')}.pt")

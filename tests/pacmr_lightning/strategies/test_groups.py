@@ -12,7 +12,6 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
-from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.command_line.exceptions import lost_process, no_compiler
 from pacmr_lightning.commands.fit import parser_of
@@ -54,13 +53,12 @@ def errors(done):
 
 
 @pytest.mark.slow
-def test_zero_3_through_the_command_line(fit, base):
+def test_zero_3_through_the_command_line(fit):
     """torchrun's two processes with parts of the base leave what one process leaves, callbacks' files too."""
-    with_sizes = ["--trainer.callbacks+=group_callbacks.Sizes"]
     done = run(["pacmr_lightning", *fit("one")])
     assert done.returncode == 0, done.stderr[-3000:]
     group = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pacmr_lightning"]
-    done = run([*group, *fit("two", *with_sizes, strategy="zero3", devices=2)])
+    done = run([*group, *fit("two", strategy="zero3", devices=2)])
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
@@ -78,14 +76,6 @@ def test_zero_3_through_the_command_line(fit, base):
     # Of 321 probe pairs on two ranks, one counts once though both have it.
     gaps = [pd.read_csv(f"{name}/analysis/weight-gap.csv") for name in ("one", "two")]
     pd.testing.assert_frame_equal(*gaps, atol=1e-3)
-
-    sizes = [torch.load(f"two/sizes-{rank}.pt") for rank in (0, 1)]
-    weights = 4 * AutoModelForCausalLM.from_pretrained(base).num_parameters()
-    adapter = sum(4 * v.numel() for k, v in one["state_dict"].items() if "lora_" in k)
-    for found in sizes:  # parts are rounded up to a number of elements that the processes divide
-        assert found["base"] == pytest.approx(weights / 2, rel=0.01)
-        assert found["optimizer"] == pytest.approx(2 * adapter / 2, rel=0.01)
-        assert found["adapter"] == pytest.approx(adapter / 2, rel=0.01)
 
 
 OWN = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
@@ -121,7 +111,7 @@ def test_lightnings_names(fit):
     names = [name for name in StrategyRegistry if StrategyRegistry[name]["strategy"] is DeepSpeedStrategy]
     assert len(names) >= 7
     config = parser.parse_args(arguments)
-    for name in (*names, "ddp", "auto"):
+    for name in ("ddp", "auto", *names):
         config.trainer.strategy = name
         use_lora_deepspeed(config)
         found = config.trainer.strategy
@@ -130,8 +120,6 @@ def test_lightnings_names(fit):
             assert vars(found.init_args) == StrategyRegistry[name]["init_params"]
         else:
             assert found == name
-    config.trainer.strategy = names[-1]
-    use_lora_deepspeed(config)
     parser.dump(config)  # as config.yaml has it
     sft = Namespace(
         model=Namespace(class_path="pacmr_lightning.modules.SFTModule"), trainer=Namespace(strategy=names[0])
@@ -142,26 +130,18 @@ def test_lightnings_names(fit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_nan_on_one_process_stops_all(fit, strategy):
-    poison = ["--trainer.callbacks+=group_callbacks.Poison"]
-    done = run(["pacmr_lightning", *fit("run", *poison, strategy=strategy, devices=2)])
-    assert done.returncode == 2
-    assert len(errors(done)) == 1 and "is not a finite number" in errors(done)[0]
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_a_lost_process_ends_the_run(fit, strategy):
-    """Its sentence says how to go on, which then works."""
-    killed = ["--trainer.callbacks+=group_callbacks.Killed", "--checkpoint.every_n_train_steps", "1"]
-    done = run(["pacmr_lightning", *fit("run", *killed, strategy=strategy, devices=2)])
-    assert done.returncode == 2
-    assert len(errors(done)) == 1 and "--ckpt_path last" in errors(done)[0]
-    assert "Traceback" not in done.stderr
-    again = run(["pacmr_lightning", *fit("run", "--ckpt_path", "last", strategy=strategy, devices=2)])
+def test_what_ends_one_process_ends_all(fit, strategy):
+    """A loss that is no number, and a kill: its sentence says how to go on, which then works."""
+    often = ["--checkpoint.every_n_train_steps", "1"]
+    for callback, said in (("Poison", "is not a finite number"), ("Killed", "--ckpt_path last")):
+        words = fit(callback, f"--trainer.callbacks+=group_callbacks.{callback}", *often, strategy=strategy)
+        done = run(["pacmr_lightning", *words, "--trainer.devices", "2"])
+        assert done.returncode == 2
+        assert len(errors(done)) == 1 and said in errors(done)[0]
+        assert "Traceback" not in done.stderr
+    again = run(["pacmr_lightning", *fit("Killed", "--ckpt_path", "last", strategy=strategy, devices=2)])
     assert again.returncode == 0, again.stderr[-3000:]
-    assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
+    assert torch.load("Killed/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
 
 
 def test_a_process_that_does_not_answer():
