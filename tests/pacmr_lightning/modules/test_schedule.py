@@ -52,3 +52,6 @@ def test_a_short_run_logs_each_update(monkeypatch, caplog, updates, every, used)
     log_short_run(trainer)
     assert trainer.log_every_n_steps == used
     assert (f"each of the run's {updates} updates" in caplog.text) == (used != every)
+    silent = SimpleNamespace(log_every_n_steps=every, loggers=[])
+    log_short_run(silent)
+    assert silent.log_every_n_steps == every
