@@ -291,11 +291,12 @@ def trained_pairs(trainer: Trainer) -> float:
 
 def first_prompts(trainer: Trainer, count: int, asker: str) -> list[Prompt]:
     """Return the first ``count`` prompts of ``predict``, or all; UserError if there is none."""
-    rows = [
-        (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
-        for batch in islice(datamodule(trainer).predict_dataloader(), count)
-        for i in range(len(batch))
-    ]
+    with torch.random.fork_rng(devices=[]):  # a loader draws a seed
+        rows = [
+            (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
+            for batch in islice(datamodule(trainer).predict_dataloader(), count)
+            for i in range(len(batch))
+        ]
     if not rows:
         raise UserError(f"{asker} needs prompts, but the data has none; remove it from trainer.callbacks.")
     return rows[:count]

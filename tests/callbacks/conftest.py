@@ -1,13 +1,17 @@
-"""Small module with PreferenceModule's interface to the callbacks, and a run of it."""
+"""Small module with PreferenceModule's interface to the callbacks, and runs of it and of a tiny model."""
 
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
-import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader, DistributedSampler
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.weighting import VNet
 
@@ -103,7 +107,7 @@ class Module(pl.LightningModule):
         self.log("val/rewards/margins", self.val_margin, batch_size=4)
 
 
-def run(folder, callbacks, module=None, data=None, resume=None, **options):
+def fit(folder, callbacks, module=None, data=None, resume=None, **options):
     """Fit on the CPU, with four steps per epoch, and return the trainer."""
     common = {"max_epochs": 3, "log_every_n_steps": 1, "num_sanity_val_steps": 1}
     trainer = quiet_trainer(folder, callbacks, **{"enable_checkpointing": True, **common, **options})
@@ -111,16 +115,14 @@ def run(folder, callbacks, module=None, data=None, resume=None, **options):
     return trainer
 
 
-@pytest.fixture
-def fit():
-    return run
-
-
-@pytest.fixture
-def make_module():
-    return Module
-
-
-@pytest.fixture
-def make_data():
-    return Data
+def train(folder, model, callbacks=(), *, start=pl.Trainer.fit, weighting=None, data=None, **options):
+    """Train a tiny model for five updates on 40 pairs of the synthetic benchmark, and return the trainer."""
+    torch.manual_seed(1)  # the adapter's A
+    policy = PolicyModel(str(model), rank=2)
+    module = PreferenceModule(policy, DPO(1.0), weighting, "pacmr", learning_rate=0.05, max_new_tokens=5)
+    sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": module.weighting.every}
+    common = {"source": EmbeddedWorld(40, 8), "tokenizer": str(model), "noise_rate": 0.3, **sizes}
+    shown = {"logger": TensorBoardLogger(folder, "", ""), "log_every_n_steps": 1}
+    trainer = quiet_trainer(folder, callbacks, **{"max_steps": 5, "limit_val_batches": 0, **shown, **options})
+    start(trainer, module, datamodule=PreferenceDataModule(**{**common, **(data or {})}))
+    return trainer

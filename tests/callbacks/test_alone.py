@@ -5,17 +5,13 @@ import re
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import Callback, Trainer
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from pacmr_lightning import callbacks
-from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
-from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..conftest import quiet_trainer
+from .conftest import train
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
 MAPS = ("heat_maps", "weight_function", "surfaces")
@@ -54,7 +50,7 @@ OPTIONS = {
     "RunCheckpoint": {"every_n_train_steps": 9},
     "SampleResponses": {"prompts": 1, "max_new_tokens": 3},
     "SequenceKL": {"samples": 4, "max_new_tokens": 3},
-    "Snapshots": {"steps": [2]},
+    "Snapshots": {"steps": [2, 9]},
     "Throughput": {"window_size": 2},
 }
 
@@ -62,20 +58,13 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_llama):
     """Train three updates, or predict, with one callback; return tags and files."""
-    model = tmp_path_factory.mktemp("model")
-    tiny_llama(model)
+    model = tiny_llama(tmp_path_factory.mktemp("model"))
 
     def run(callback=None):
         folder = tmp_path_factory.mktemp("run")
-        options = {"max_steps": 3, "limit_val_batches": 0, "limit_predict_batches": 1, "log_every_n_steps": 1}
-        chosen = [] if callback is None else [callback]
-        trainer = quiet_trainer(folder, chosen, logger=TensorBoardLogger(folder, "", ""), **options)
-        sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": 1}
-        data = PreferenceDataModule(EmbeddedWorld(24, 8), str(model), **sizes, noise_rate=0.3)
-        policy = PolicyModel(str(model), rank=2)
-        module = PreferenceModule(policy, weighting=VNetWeighting(every=1), max_new_tokens=3)
-        start = trainer.predict if isinstance(callback, callbacks.GenerationWriter) else trainer.fit
-        start(module, datamodule=data)
+        start = Trainer.predict if isinstance(callback, callbacks.GenerationWriter) else Trainer.fit
+        options = {"start": start, "max_steps": 3, "limit_predict_batches": 1}
+        train(folder, model, [callback] if callback else [], weighting=VNetWeighting(every=1), **options)
         board = EventMultiplexer({folder.name: str(folder)}).Reload()
         tags = set(board.Runs().get(folder.name, {}).get("tensors", ()))
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

@@ -1,12 +1,14 @@
-"""Checkpoints: at the end of a run, at chosen steps, and resumed."""
+"""Checkpoints: at the end of a run, and resumed; at chosen steps: test_alone.py, test_kl_guard.py."""
 
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import Callback
 
-from pacmr_lightning.callbacks import RunCheckpoint, Snapshots
+from pacmr_lightning.callbacks import RunCheckpoint
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
+
+from .conftest import Module, fit
 
 
 def rows_of(folder):
@@ -18,13 +20,13 @@ def step_of(path):
 
 
 @pytest.mark.parametrize("every", [5, 4])
-def test_last_is_the_end(fit, tmp_path, make_module, every):
+def test_last_is_the_end(tmp_path, every):
     """Twelve updates and six more from their checkpoint equal one run."""
     folder = tmp_path / "checkpoints"
     options = {"every_n_train_steps": every, "save_last": True, "dirpath": folder}
     fit(tmp_path, [RunCheckpoint(**options)])
     assert step_of(folder / "last.ckpt") == 12 and not (folder / "last-v1.ckpt").exists()
-    resumed, whole = make_module(), make_module()
+    resumed, whole = Module(), Module()
     fit(tmp_path, [RunCheckpoint(**options)], resumed, resume=folder / "last.ckpt", max_epochs=5)
     fit(tmp_path / "whole", [], whole, max_epochs=5, enable_checkpointing=False)
     assert torch.equal(resumed.slope, whole.slope)
@@ -33,7 +35,7 @@ def test_last_is_the_end(fit, tmp_path, make_module, every):
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_end"])
-def test_a_failure_at_the_end_costs_one_update(fit, tmp_path, limit, hook):
+def test_a_failure_at_the_end_costs_one_update(tmp_path, limit, hook):
     """Such as a lack of memory when responses are sampled."""
 
     def fail(trainer, _):
@@ -57,34 +59,28 @@ def test_a_failure_at_the_end_costs_one_update(fit, tmp_path, limit, hook):
     assert run("failed", resume=last) == expected and step_of(last) == len(expected)
 
 
-def test_snapshots(fit, tmp_path):
-    fit(tmp_path, [Snapshots([3, 8, 100])], enable_checkpointing=False)
-    folder = tmp_path / "checkpoints"
-    found = {path.name: step_of(path) for path in folder.iterdir()}
-    assert found == {"snapshot-3.ckpt": 3, "snapshot-8.ckpt": 8}
-
-
 @pytest.mark.parametrize(
     ("every", "check", "limit"),
     [(1, 2, {"max_epochs": 3}), (2, 4, {"max_steps": 12, "max_epochs": -1}), (3, 2, {"max_epochs": 3})],
 )
-def test_steps_and_validations_are_counted_once(fit, tmp_path, make_module, every, check, limit):
+def test_steps_and_validations_are_counted_once(tmp_path, every, check, limit):
     """A run killed in any of its twelve updates and resumed logs what an uninterrupted one logs."""
 
-    def run(name, module, resume=None):
+    def run(name, resume=None, die_at=None):
         folder = tmp_path / name
         options = {"every_n_train_steps": every, "save_last": True, "enable_version_counter": False}
         logger = ContinuedCSVLogger(folder, name="", version="")
         callback = RunCheckpoint(dirpath=folder / "checkpoints", **options)
-        fit(folder, [callback], module, resume=resume, logger=logger, val_check_interval=check, **limit)
+        options = {"logger": logger, "val_check_interval": check, **limit}
+        fit(folder, [callback], Module(die_at=die_at), resume=resume, **options)
         return folder
 
-    expected = rows_of(run("whole", make_module()))
+    expected = rows_of(run("whole"))
     assert len(expected) == 3 * (4 // check)
     for die_at in range(every + 1, 12):
         with pytest.raises(RuntimeError, match="killed"):
-            run(str(die_at), make_module(die_at=die_at))
-        folder = run(str(die_at), make_module(), tmp_path / str(die_at) / "checkpoints" / "last.ckpt")
+            run(str(die_at), die_at=die_at)
+        folder = run(str(die_at), tmp_path / str(die_at) / "checkpoints" / "last.ckpt")
         assert rows_of(folder) == expected
         loops = [
             torch.load(f / "checkpoints/last.ckpt", weights_only=True)["loops"]["fit_loop"]

@@ -115,19 +115,21 @@ def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
     assert chat["prompt_tokens"] == len(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
-def test_bad_input_leaves_nothing(predict, tmp_path):
-    with pytest.raises(UserError, match="None of the 10 prompts to answer has 1 to 3 tokens"):
-        predict(data={"predict_max_length": 3})
-    with pytest.raises(UserError, match=r"The prompt \w+ has \d+ tokens and max_new_tokens is 250"):
-        predict(new=250)
-    with pytest.raises(UserError, match=r"output is a.txt, but it must be a file ending in .jsonl"):
-        predict(output="a.txt")
-    with pytest.raises(UserError, match=r"config.json is a file and no folder"):
-        predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
-    with pytest.raises(UserError, match="top_p is 2"):
-        predict(top_p=2.0)
-    with pytest.raises(UserError, match="temperature is -1"):
-        predict(temperature=-1.0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": {"predict_max_length": 3}}, "None of the 10 prompts to answer has 1 to 3 tokens"),
+        ({"new": 250}, r"The prompt \w+ has \d+ tokens and max_new_tokens is 250"),
+        ({"output": "a.txt"}, r"output is a.txt, but it must be a file ending in .jsonl"),
+        ({"output": "model/config.json/a.jsonl"}, r"config.json is a file and no folder"),
+        ({"top_p": 2.0}, "top_p is 2"),
+        ({"temperature": -1.0}, "temperature is -1"),
+    ],
+)
+def test_bad_input_leaves_nothing(options, message, predict, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        predict(**options)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -7,20 +7,19 @@ import torch
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import health
-from pacmr_lightning.embedded_world import World
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..conftest import files, short_fit, with_callback
+from ..conftest import short_fit, with_callback
 
 
 @pytest.fixture
-def fit(tmp_path, tiny_llama, write_rows):
+def fit(tmp_path, tiny_llama):
     """Fit up to 12 updates of 8 pairs, in a folder ``run``; return what was warned of."""
     model = tiny_llama(tmp_path / "model", num_hidden_layers=2, initializer_range=0.2)
-    pairs = write_rows(World().preference_rows(200, 0))
 
     def fit(*more):
-        words = f"""{files(pairs)} --data.global_batch_size 8 --data.meta_batch_size 8 --data.noise_rate 0.4
+        words = f"""--data.source EmbeddedWorld --data.source.pairs 200
+            --data.global_batch_size 8 --data.meta_batch_size 8 --data.noise_rate 0.4
             --model.weighting VNetWeighting --trainer.max_steps 12 --trainer.limit_val_batches 0
             --trainer.default_root_dir {tmp_path / "run"}
             --checkpoint.every_n_train_steps 3 --checkpoint.save_top_k -1 {" ".join(more)}"""

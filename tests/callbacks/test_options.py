@@ -9,6 +9,8 @@ from pacmr_lightning import callbacks
 from pacmr_lightning.callbacks.recurring import Recurring
 from pacmr_lightning.errors import UserError
 
+from .conftest import Module, fit
+
 
 @pytest.mark.parametrize(
     ("callback", "options"),
@@ -42,8 +44,8 @@ def test_bad_options(callback, options):
         (callbacks.Health, "Health needs the curves of PreferenceModule; remove it"),
     ],
 )
-def test_another_module_or_data(callback, message, fit, tmp_path, make_module, monkeypatch):
-    monkeypatch.setattr(make_module, "training_step", lambda self, batch, batch_idx: None)
+def test_another_module_or_data(callback, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(Module, "training_step", lambda self, batch, batch_idx: None)
     with pytest.raises(UserError, match=message):
         fit(tmp_path, [callback()])
 

@@ -8,11 +8,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.callbacks import LogProgress, Throughput
 
-from .conftest import Module
+from .conftest import Module, fit
 
 
 @pytest.mark.parametrize("validation", [True, False])
-def test_scalars_in_tensorboard(fit, tmp_path, validation):
+def test_scalars_in_tensorboard(tmp_path, validation):
     """Tokens are those of prompts and responses, a prompt once, without meta-batches and padding."""
     logger = TensorBoardLogger(tmp_path, name="tensorboard", version="")
     limits = {} if validation else {"limit_val_batches": 0}
@@ -35,7 +35,7 @@ class Logging(Module):
         self.log("val/loss", 0.3, prog_bar=True, batch_size=4)
 
 
-def test_a_line_each_time(fit, tmp_path, capsys):
+def test_a_line_each_time(tmp_path, capsys):
     fit(tmp_path, [LogProgress(seconds=0)], Logging(), check_val_every_n_epoch=2)
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "12 updates done: train/loss 11.5, val/loss 0.3 (val/... after update 8)"
@@ -46,7 +46,7 @@ def test_a_line_each_time(fit, tmp_path, capsys):
     assert lines[-1].startswith("Update 12 of 12, 0:00:00 left")
 
 
-def test_seldom(fit, tmp_path, capsys):
+def test_seldom(tmp_path, capsys):
     fit(tmp_path, [LogProgress(seconds=60)], Logging())
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "12 updates done: train/loss 11.5, val/loss 0.3"

@@ -3,11 +3,15 @@ from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
+from pacmr_lightning.callbacks.recurring import LastVisits
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.runs.folder import read_weights
+
+from .conftest import Data, Module, fit
 
 PROMISED = {
     *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "val_pairs"),
@@ -23,7 +27,7 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text(), parse_constant=fail)
 
 
-def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch, make_module, make_data):
+def test_the_numbers_of_a_run(tmp_path, monkeypatch):
     """Also of another run with the same callback, and of a fit that has nothing left to do."""
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     pl.seed_everything(7)
@@ -48,17 +52,24 @@ def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch, make_module, make_data
     assert summary_of(tmp_path) == summary
 
     # Some flips are unknown, one metric is not finite, and weights that are equal rank nothing.
-    data = make_data(lambda i: i < 16 if i % 2 else None)
-    fit(tmp_path / "dpo", [callback], make_module("dpo", val_margin=float("nan")), data, max_epochs=1)
+    data = Data(lambda i: i < 16 if i % 2 else None)
+    fit(tmp_path / "dpo", [callback], Module("dpo", val_margin=float("nan")), data, max_epochs=1)
     found = summary_of(tmp_path / "dpo")
     known = {"window_pairs": 16, "val_margin": None, "weight_mean_flipped": 1.0, "weight_gap": 0.0}
     known |= {"flip_auroc": None, "flip_auroc_u": 1.0}
     assert known == {name: found[name] for name in known}
 
 
-def test_null_where_nothing_is_known(fit, tmp_path, make_data, monkeypatch):
+def test_no_more_visits_are_held_than_the_window_needs():
+    visits = LastVisits(window=20, columns=1)
+    for step in range(9):
+        visits.add(step, torch.zeros(6))
+    assert visits.of_this_rank()[:, 0].tolist() == [step for step in (5, 6, 7, 8) for _ in range(6)]
+
+
+def test_null_where_nothing_is_known(tmp_path, monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    data = make_data(lambda i: None)
+    data = Data(lambda i: None)
     data.noise_rate = None
     fit(tmp_path, [RunSummary()], data=data, limit_val_batches=0)
     summary = summary_of(tmp_path)
@@ -68,7 +79,7 @@ def test_null_where_nothing_is_known(fit, tmp_path, make_data, monkeypatch):
     assert summary["window_pairs"] == 0 and summary["metrics"] == {}
 
 
-def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
+def test_an_older_validation_says_its_step(tmp_path, capsys):
     """Three epochs of four updates, validated in the second only, and resumed after it."""
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=10, save_top_k=-1)
     fit(tmp_path, [RunSummary(), saving], check_val_every_n_epoch=2)
@@ -83,7 +94,7 @@ def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
     assert "wall time: whole fit" in said and "gold reward" not in said, "notes of its columns only"
 
 
-def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
+def test_validation_is_not_training_time(tmp_path, monkeypatch):
     """On a clock that training moves by seconds and validation by hours; a resumed run goes on counting."""
     now = 0.0
 
@@ -96,7 +107,7 @@ def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch
         return timed
 
     for name, seconds in (("training_step", 2), ("validation_step", 3600)):
-        monkeypatch.setattr(make_module, name, taking(seconds, getattr(make_module, name)))
+        monkeypatch.setattr(Module, name, taking(seconds, getattr(Module, name)))
     monkeypatch.setattr(run_summary, "time", SimpleNamespace(perf_counter=lambda: now))
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_epochs=2)
     fit(tmp_path, [RunSummary(), saving])

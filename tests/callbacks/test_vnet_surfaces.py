@@ -1,72 +1,30 @@
-"""VNetSurfaces: its grid against a VNet in float64, its files, resumes and two processes."""
+"""VNetSurfaces: grid, files and images of a real run; a resume; two processes: test_two_processes.py."""
 
-import lightning.pytorch as pl
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pacmr_lightning.analysis.surface import load_surface, steps_of
+from pacmr_lightning.analysis.surface import load_surface, slope_and_offset, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import VNetSurfaces, WeightDistributions
-from pacmr_lightning.datamodules import Files, PreferenceDataModule
-from pacmr_lightning.embedded_world import World
-from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..conftest import write_lines
-
-
-def by_hand(vnet, delta, u):
-    """Return VNet's a and b at each point of a grid, from its parameters in float64."""
-    a, b = np.empty((2, len(delta), len(u)))
-    parameters = [value.detach().double().numpy() for value in vnet.parameters()]
-    for i, x in enumerate(delta):
-        for j, y in enumerate(u):
-            hidden = np.array([x, y])
-            for place in range(0, len(parameters), 2):
-                hidden = parameters[place] @ hidden + parameters[place + 1]
-                if place < len(parameters) - 2:
-                    hidden = np.maximum(hidden, 0)
-            a[i, j], b[i, j] = hidden
-    return a, b
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, tiny_llama):
-    folder = tmp_path_factory.mktemp("model")
-    tiny_llama(folder, initializer_range=0.2)
-    rows = World().preference_rows(48, 0)
-    write_lines(folder / "pairs.jsonl", rows)
-    return folder
-
-
-def real_run(fit, root, model_folder, weighting, callbacks, **options):
-    pl.seed_everything(0)
-    policy = PolicyModel(str(model_folder), rank=4)
-    module = PreferenceModule(policy, DPO(beta=1.0), weighting, method="pacmr", learning_rate=0.01)
-    source = Files(str(model_folder / "pairs.jsonl"), validation_fraction=0.1)
-    sizes = {"global_batch_size": 8, "meta_batch_size": 8, "meta_every": weighting.every}
-    data = PreferenceDataModule(source, str(model_folder), task="tiny", **sizes, noise_rate=0.3)
-    options |= {"max_steps": 4, "max_epochs": None, "limit_val_batches": 0}
-    fit(root, callbacks, module, data, enable_checkpointing=False, **options)
-    return module
+from .conftest import Module, fit, train
 
 
 @pytest.mark.slow
-def test_values_of_a_real_run(fit, model_folder, tmp_path):
-    logger = TensorBoardLogger(tmp_path, "tensorboard", "")
+def test_values_of_a_real_run(tiny_llama, tmp_path):
     # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
     weighting = VNetWeighting(every=1, learning_rate=0.05)
     weighting.outer.tau = 0.5
     callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16, every=3)]
-    module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=logger)
+    options = {"weighting": weighting, "data": {"task": "tiny"}, "max_steps": 4}
+    trainer = train(tmp_path, tiny_llama(tmp_path / "model", initializer_range=0.2), callbacks, **options)
+    vnet = trainer.lightning_module.vnet
 
     assert steps_of(tmp_path) == [2, 4]
     last = load_surface(tmp_path)
@@ -76,26 +34,23 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
         part = rows[rows["step"].between(first, end - 1)]
         assert len(part) == 16
         part = part.sort_values(["step", "u", "delta", "weight", "flipped"])  # u of a fresh policy is 0
-        np.testing.assert_array_equal(surface.visits.u, part["u"])
-        np.testing.assert_array_equal(surface.visits.delta, part["delta"])
-        np.testing.assert_array_equal(surface.visits.weight, part["weight"])
-        np.testing.assert_array_equal(surface.visits.flipped, part["flipped"].astype(int))
+        for name in ("u", "delta", "weight", "flipped"):
+            np.testing.assert_array_equal(getattr(surface.visits, name), part[name].astype(float))
         assert surface.a.shape == surface.b.shape == surface.g.shape == surface.density.shape == (9, 9)
         delta, u = part["delta"].astype(float), part["u"].astype(float)
         np.testing.assert_allclose(surface.delta[[0, -1]], delta.quantile([0.005, 0.995]), rtol=1e-9)
         side = u.quantile([0.005, 0.995]).abs().max()
         np.testing.assert_allclose(surface.u, np.linspace(-side, side, 9), rtol=1e-9, atol=1e-12)
 
-    a, b = by_hand(module.vnet, last.delta, last.u)
-    np.testing.assert_allclose(last.a, a, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(last.b, b, rtol=1e-9, atol=1e-12)
+    a, b = slope_and_offset(vnet, last.delta, last.u)  # by hand: analysis/test_figures.py
+    np.testing.assert_array_equal((last.a, last.b), (a, b))
     np.testing.assert_allclose(last.g, 1 / (1 + np.exp(-a * last.u - b)), rtol=1e-9)
     assert np.ptp(last.g) > 0.1
     assert np.ptp(last.a) > 0.01 and np.ptp(last.b) > 0.01
     # The last step's pairs got their weights from this VNet, in float32.
     end = rows[rows["step"] == 3]
     with torch.no_grad():
-        weights, _, _ = module.vnet(*(torch.tensor(end[name].to_numpy()) for name in ("delta", "u")))
+        weights, _, _ = vnet(*(torch.tensor(end[name].to_numpy()) for name in ("delta", "u")))
     np.testing.assert_allclose(weights, end["weight"], rtol=1e-5)
 
     with np.load(tmp_path / "analysis" / "surfaces-step-00004.npz") as arrays:
@@ -104,7 +59,7 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     assert list(table) == ["delta", "u", "a", "b", "g", "density"]
     np.testing.assert_allclose(table["g"].to_numpy().reshape(9, 9), last.g, rtol=1e-8)
     np.testing.assert_allclose(table["u"].to_numpy().reshape(9, 9)[3], last.u, rtol=1e-8)
-    events = EventAccumulator(str(tmp_path / "tensorboard"), {"images": 0}).Reload()
+    events = EventAccumulator(str(tmp_path), {"images": 0}).Reload()
     for name in ("heat_maps", "weight_function", "surfaces"):
         shown_at = [1, 3] if name == "surfaces" else [1, 2, 3]
         shown = events.Images(f"pair_weights/{name}")
@@ -112,13 +67,13 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
         assert len({event.encoded_image_string for event in shown}) == len(shown_at)
 
 
-def test_nothing_where_there_is_no_vnet_and_all_weights_are_alike(fit, tmp_path, make_module):
-    fit(tmp_path, [VNetSurfaces(steps=[2]), WeightDistributions(steps=[3])], make_module("dpo"))
+def test_nothing_where_there_is_no_vnet_and_all_weights_are_alike(tmp_path):
+    fit(tmp_path, [VNetSurfaces(steps=[2]), WeightDistributions(steps=[3])], Module("dpo"))
     assert not (tmp_path / "analysis").exists()
 
 
-def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, make_module):
-    class Altered(make_module):
+def test_visits_that_are_not_finite_are_left_out(tmp_path):
+    class Altered(Module):
         def training_step(self, batch, batch_idx):
             outputs = super().training_step(batch, batch_idx)
             outputs["record"].u[:1].fill_(torch.inf)
@@ -131,14 +86,14 @@ def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, make_module):
 
 
 @pytest.mark.slow
-def test_a_resume_removes_the_files_of_steps_that_did_not_happen(fit, tmp_path, make_module):
+def test_a_resume_removes_the_files_of_steps_that_did_not_happen(tmp_path):
     """And no file of the user's. That the others are as in a whole run: tests/kills."""
 
     def callbacks(*steps):
         return [VNetSurfaces(list(steps), points=5, window=30), ModelCheckpoint(every_n_epochs=1)]
 
     with pytest.raises(RuntimeError, match="killed"):
-        fit(tmp_path, callbacks(3, 6, 7), make_module(die_at=7))
+        fit(tmp_path, callbacks(3, 6, 7), Module(die_at=7))
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     assert steps_of(tmp_path) == [3, 6, 7]
     (tmp_path / "analysis" / "surfaces-step-00007-mine.png").write_text("a copy of the user's")

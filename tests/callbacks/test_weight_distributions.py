@@ -9,7 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pacmr_lightning.analysis.figures import BINS, GROUPS, draw_weight_distributions
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import WeightDistributions
+from pacmr_lightning.files import save_figure
 from pacmr_lightning.runs.folder import read_weights
+
+from .conftest import Data, Module, fit
 
 
 def histograms(folder):
@@ -18,7 +21,7 @@ def histograms(folder):
     return {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
 
 
-def run_with(fit, folder, *arguments):
+def run_with(folder, *arguments):
     callbacks = [WeightRecorder(), WeightDistributions(steps=[3], window=16, every=None)]
     fit(folder, callbacks, *arguments, logger=TensorBoardLogger(folder, "tensorboard", ""))
     files = {path.name for path in (folder / "analysis").iterdir()}
@@ -26,8 +29,8 @@ def run_with(fit, folder, *arguments):
     assert files == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
 
 
-def test_both_labels_of_a_run(fit, tmp_path):
-    run_with(fit, tmp_path)
+def test_both_labels_of_a_run(tmp_path):
+    run_with(tmp_path)
     found = histograms(tmp_path)
     assert set(found) == {
         f"pair_weights/{name}/{column}" for name in ("unflipped", "flipped") for column in ("g", "u", "delta")
@@ -51,14 +54,14 @@ def test_both_labels_of_a_run(fit, tmp_path):
         (lambda i: None if i % 2 else i % 4 == 0, {"unflipped", "flipped", "unknown"}),
     ],
 )
-def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, groups):
-    run_with(fit, tmp_path, make_module(), make_data(flip))
+def test_no_label_is_invented(tmp_path, flip, groups):
+    run_with(tmp_path, Module(), Data(flip))
     found = histograms(tmp_path)
     assert {tag.split("/")[1] for tag in found} == groups
     assert sum(events[-1].histogram_value.num for events in found.values()) == 3 * 16
 
 
-def test_the_figure_has_the_densities_and_means():
+def test_the_figure_has_the_densities_and_means(tmp_path):
     generator = np.random.default_rng(0)
     flipped = (np.arange(1000) % 5 == 0).astype(np.int8)
     weight = np.where(flipped == 1, generator.beta(2, 4, 1000), generator.beta(5, 2, 1000)).astype(np.float32)
@@ -76,6 +79,13 @@ def test_the_figure_has_the_densities_and_means():
         assert lines[place] == pytest.approx(part.mean(), rel=1e-6)
     difference = weight[flipped == 0].mean() - weight[flipped == 1].mean()
     assert axis.get_legend().get_title().get_text() == f"gap {difference:.2f}"
+    # Laid out when it is saved, and not again for the next file or logger.
+    before = axis.get_position().bounds
+    save_figure(axis.figure, tmp_path / "figure")
+    saved = axis.get_position().bounds
+    axis.set_title("a title of\nmany\nlines")
+    axis.figure.draw_without_rendering()
+    assert before != saved == axis.get_position().bounds
 
 
 def test_one_distribution_has_no_gap():

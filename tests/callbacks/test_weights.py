@@ -11,8 +11,10 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import read_weights, weight_parts
 
+from .conftest import Data, Module, fit
 
-def test_one_row_a_pair_and_a_visit(fit, tmp_path):
+
+def test_one_row_a_pair_and_a_visit(tmp_path):
     """They are on disk when a checkpoint is, and a fresh fit replaces them."""
     seen = {}
 
@@ -47,9 +49,9 @@ def test_one_row_a_pair_and_a_visit(fit, tmp_path):
     assert seen == {3: 24, 6: 48}
 
 
-def test_unknown_values_are_null(fit, tmp_path, make_module, make_data):
-    unknown_to_third = make_data(flip=lambda i: None if i < 3 else i == 3)
-    fit(tmp_path, [WeightRecorder()], make_module("dpo"), unknown_to_third, max_steps=1)
+def test_unknown_values_are_null(tmp_path):
+    unknown_to_third = Data(flip=lambda i: None if i < 3 else i == 3)
+    fit(tmp_path, [WeightRecorder()], Module("dpo"), unknown_to_third, max_steps=1)
     (part,) = weight_parts(tmp_path)
     table = pq.read_table(part)
     assert table["a"].null_count == table["b"].null_count == 8
@@ -59,7 +61,7 @@ def test_unknown_values_are_null(fit, tmp_path, make_module, make_data):
     assert frame["flipped"].dtype == "boolean" and frame["a"].dtype == np.float32
 
 
-def test_resume_from_an_older_checkpoint_cuts_parts_in_two(fit, tmp_path):
+def test_resume_from_an_older_checkpoint_cuts_parts_in_two(tmp_path):
     """From the last one, bit for bit: tests/kills."""
     fit(tmp_path, [WeightRecorder(), ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}")])
     whole = read_weights(tmp_path)

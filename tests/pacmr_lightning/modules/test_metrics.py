@@ -33,9 +33,8 @@ def test_weight_statistics(spread):
     assert float(found["weights/gap"]) == pytest.approx(gap, abs=1e-6)
     for name, value in (("unflipped", 0), ("flipped", 1)):
         assert float(found[f"weights/{name}"]) == pytest.approx(exact[flipped == value].mean(), abs=1e-6)
-    assert set(found) == {f"weights/{name}" for name in ("mean", "std", "effective_sample_size")} | {
-        f"weights/{name}" for name in ("unflipped", "flipped", "gap")
-    }
+    names = ("mean", "std", "effective_sample_size", "unflipped", "flipped", "gap")
+    assert set(found) == {f"weights/{name}" for name in names}
 
 
 def test_a_restored_window_goes_on_where_the_means_are():

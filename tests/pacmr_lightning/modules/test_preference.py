@@ -1,9 +1,7 @@
 """PreferenceModule under a real Trainer: the step's gradient, determinism, resuming, checkpoints."""
 
 import json
-import math
 import shutil
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +12,13 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.tuner import Tuner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from transformers import AutoModelForCausalLM
 
+from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
@@ -29,6 +29,7 @@ from pacmr_lightning.modules.resumed_options import check_options, flat_options
 from pacmr_lightning.modules.schedule import warmup_cosine
 from pacmr_lightning.objectives import DPO, RDPO, RPOEM, AnnotatorRPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, Unweighted, VNetWeighting
@@ -101,20 +102,9 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["dpo", "fixed", "pacmr"])
-def test_fit(method, make_run, tmp_path):
-    trainer, module = make_run(method)
+def test_curves(method, make_run, tmp_path):
+    trainer, _ = make_run(method)
     assert trainer.global_step == 6
-    trainable = {name for name, p in module.named_parameters() if p.requires_grad}
-    assert trainable and all(".lora_" in name for name in trainable)
-    assert any(p.any() for name, p in module.policy.adapter().items() if ".lora_B." in name)
-    if method.startswith("pacmr"):
-        assert module.weighting.updates == 3 and module.weighting.skipped == 0
-        assert module.vnet is module.weighting.vnet
-        assert set(module.vnet_optimizer.state_dict()["state"]) == set(range(6))
-        assert not any("vnet" in name for name in module.state_dict())
-    else:
-        assert module.vnet is None and module.vnet_optimizer is None
-
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     tags = set(events.Tags()["scalars"])
     wanted = {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"}
@@ -122,14 +112,13 @@ def test_fit(method, make_run, tmp_path):
     assert {f"train/{t}" for t in wanted} <= tags and {f"val/{t}" for t in wanted | {"kl"}} <= tags
     assert {"train/grad_norm", "train/weights/mean", "train/weights/std", "train/weights/gap"} <= tags
     assert {"train/weights/effective_sample_size", "wall_clock/train/device/items_per_sec"} <= tags
-    if method.startswith("pacmr"):
+    if method == "pacmr":
         names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
         assert {f"train/meta/{name}" for name in names} <= tags
         assert [event.value for event in events.Scalars("lr-VNet-updates")] == [1, 2, 3]
         assert events.Scalars("lr-VNet")[-1].value == pytest.approx(1e-3)
     else:
         assert not any("VNet" in tag for tag in tags)
-
     assert read_weights(tmp_path / "run")["a"].isna().all() == (method == "dpo")
 
 
@@ -152,32 +141,6 @@ def test_the_margin_starts_at_zero(make_run):
     assert metrics["val/loss"] == pytest.approx(0.693147, abs=1e-6)
 
 
-def test_micro_batches_of_tokens_change_nothing(make_run, packed, tmp_path, monkeypatch):
-    """In packed rows; by pairs: test_same_numerics.py."""
-    adapters, rows, passes, budget = [], [], [], 0
-    lay_out = PolicyModel.rows
-
-    def counted(policy, batch):
-        passes[-1].append(batch.token_count)
-        return lay_out(policy, batch)
-
-    monkeypatch.setattr(PolicyModel, "rows", counted)
-    for name in ("whole", "tokens"):
-        if name == "tokens":
-            packed()
-        passes.append([])
-        trainer, module = make_run("pacmr", name, module={"micro_batch_tokens": budget or None})
-        adapters.append([*module.policy.adapter().values(), *module.vnet.parameters()])
-        rows.append(read_weights(tmp_path / name))
-        budget = 2 * trainer.datamodule.train_pairs.longest(1, augmented=True).token_count
-    assert max(passes[1]) <= budget < max(passes[0]) and len(passes[1]) > len(passes[0])
-    for a, b in zip(*adapters, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-    assert rows[0]["id"].tolist() != rows[1]["id"].tolist()
-    whole, small = (x.sort_values(["step", "id"], ignore_index=True) for x in rows)
-    pd.testing.assert_frame_equal(whole, small, atol=1e-3, rtol=1e-3)
-
-
 def _without_timing(run: Path):
     frame = pd.read_csv(run / "metrics.csv")
     frame = frame.drop(columns=[c for c in frame if c.endswith("_per_sec")])
@@ -185,19 +148,35 @@ def _without_timing(run: Path):
     return frame.reset_index(drop=True)
 
 
-def test_same_bits_after_a_resume(packed, make_run, checkpoint, tmp_path):
-    """In packed rows; in others: tests/kills."""
+def test_micro_batches_of_tokens_in_packed_rows(make_run, packed, checkpoint, tmp_path, monkeypatch):
+    """They change nothing, and a resume repeats their bits. By pairs: test_same_numerics.py, tests/kills."""
+    passes, lay_out = [], PolicyModel.rows
+
+    def counted(policy, batch):
+        passes.append(batch.token_count)
+        return lay_out(policy, batch)
+
+    monkeypatch.setattr(PolicyModel, "rows", counted)
+    trainer, whole = make_run("pacmr", "whole", steps=8)
+    budget = 2 * trainer.datamodule.train_pairs.longest(1, augmented=True).token_count
+    assert max(passes) > budget
     packed()
-    make_run = partial(make_run, "pacmr", steps=8, module={"micro_batch_tokens": 300})
-    _, straight = make_run("straight")
+    passes.clear()
+    options = {"steps": 8, "module": {"micro_batch_tokens": budget}}
+    _, straight = make_run("pacmr", "straight", **options)
+    assert max(passes) <= budget
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
-    _, again = make_run("again", ckpt=checkpoint("straight"))
-    for key, parameter in straight.policy.adapter().items():
-        assert torch.equal(parameter, again.policy.adapter()[key]), key
-    for a, b in zip(straight.vnet.parameters(), again.vnet.parameters(), strict=True):
-        assert torch.equal(a, b)
+    _, again = make_run("pacmr", "again", ckpt=checkpoint("straight"), **options)
+    learned = ([*one.policy.adapter().values(), *one.vnet.parameters()] for one in (whole, straight, again))
+    for a, b, c in zip(*learned, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+        assert torch.equal(b, c)
     for read in (read_weights, _without_timing):
         pd.testing.assert_frame_equal(read(tmp_path / "again"), read(tmp_path / "straight"))
+    rows = [read_weights(tmp_path / name) for name in ("whole", "straight")]
+    assert rows[0]["id"].tolist() != rows[1]["id"].tolist()
+    sorted_rows = (one.sort_values(["step", "id"], ignore_index=True) for one in rows)
+    pd.testing.assert_frame_equal(*sorted_rows, atol=1e-3, rtol=1e-3)
 
 
 def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, caplog):
@@ -314,60 +293,49 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
         make_run("pacmr", meta_every=None)
     with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
         quiet_trainer(None).fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
+    with pytest.raises(UserError, match=r"^BatchSizeFinder would .*model.micro_batch_size auto tries"):
+        Tuner(quiet_trainer(None)).scale_batch_size(PreferenceModule(make_policy()), DataLoader([1, 2]))
     monkeypatch.setattr(PolicyModel, "is_sharded", True)
     with pytest.raises(UserError, match="micro_batch_tokens is 999, but under ZeRO-3"):
         make_run("dpo", module={"micro_batch_tokens": 999})
 
 
-def fit_objective(make_run, objective, name, **options):
-    WEIGHTINGS["other"] = Unweighted
-    module_options = {**options.pop("module", {}), "objective": objective}
-    return make_run("other", name, module=module_options, **options)
-
-
 def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, checkpoint):
-    _, module = fit_objective(make_run, RDPO(1.0), "rdpo")
+    parts = {"objective": RDPO(1.0), "weighting": SigmoidPrior(offset="auto")}
+    _, module = make_run("fixed", module=parts)
     assert module.objective.label_noise == 0.3
-    assert torch.load(checkpoint("rdpo"), weights_only=True)["objective"] == {"label_noise": 0.3}
-    WEIGHTINGS["auto"] = lambda: SigmoidPrior(offset="auto")
-    _, module = make_run("auto", "prior")
+    assert torch.load(checkpoint(), weights_only=True)["objective"] == {"label_noise": 0.3}
     assert module.weighting.offset == pytest.approx(0.847298, abs=1e-6)
 
 
 def test_stateful_objectives_resume(make_run, checkpoint):
-    trainer, straight = fit_objective(make_run, AnnotatorRPOEM(1.0), "straight", steps=8)
-    options = {"steps": 8, "ckpt": checkpoint("straight")}
-    _, resumed = fit_objective(make_run, AnnotatorRPOEM(1.0), "resumed", **options)
+    trainer, straight = make_run("dpo", "straight", steps=8, module={"objective": AnnotatorRPOEM(1.0)})
+    start = checkpoint("straight")
+    _, resumed = make_run("dpo", "resumed", steps=8, ckpt=start, module={"objective": AnnotatorRPOEM(1.0)})
     found = straight.objective.state_dict()
     assert found == resumed.objective.state_dict() != AnnotatorRPOEM(1.0).state_dict()
     for a, b in zip(straight.policy.adapter().values(), resumed.policy.adapter().values(), strict=True):
         assert torch.equal(a, b)
     other = PreferenceModule(PolicyModel(straight.policy.name, rank=4), RPOEM(1.0))
     with pytest.raises(UserError, match="The checkpoint was made with another objective than RPOEM; use the"):
-        trainer.validate(other, trainer.datamodule, ckpt_path=checkpoint("straight"))
+        trainer.validate(other, trainer.datamodule, ckpt_path=start)
 
 
 def test_annotators_reach_the_objective(make_run, tmp_path, world_files):
     """Rates from the u that the run wrote down, step by step; with micro-batches that sort the pairs."""
     names = {row["id"]: row["annotator"] for row in read_lines(world_files[0])}
-    objective = AnnotatorRPOEM(1.0, momentum=0.5)
-    fit_objective(make_run, objective, "annotators", module={"micro_batch_size": 2})
-    rates = {None: 0.1}
+    objective, again = AnnotatorRPOEM(1.0, momentum=0.5), AnnotatorRPOEM(1.0, momentum=0.5)
+    make_run("dpo", "annotators", module={"micro_batch_size": 2, "objective": objective})
     for _, step in read_weights(tmp_path / "annotators").groupby("step"):
-        before = dict(rates)
-        right = []
-        for visit in step.itertuples():
-            eta = 1 - before.get(names[visit.id], before[None])
-            p = 1 / (1 + math.exp(-visit.u))
-            right.append((names[visit.id], eta * p / (eta * p + (1 - eta) * (1 - p))))
-        for name in {None} | {name for name, _ in right}:
-            values = [w for other, w in right if name in (None, other)]
-            rates[name] = 0.5 * before.get(name, before[None]) + 0.5 * (1 - sum(values) / len(values))
-    assert objective.estimated_rate == pytest.approx(rates.pop(None), abs=1e-6)
-    assert objective.annotator_rates == pytest.approx(rates, abs=1e-6) and rates.keys() == {"ann", "bob"}
+        u = torch.tensor(step["u"].to_numpy())
+        zeros, who = torch.zeros_like(u), [names[name] for name in step["id"]]
+        again.observe(Rewards(LogProbs(u, zeros), LogProbs(zeros, zeros), 1.0, annotators=who), [])
+    rates = objective.annotator_rates
+    assert objective.estimated_rate == pytest.approx(again.estimated_rate, abs=1e-6)
+    assert rates == pytest.approx(again.annotator_rates, abs=1e-6) and rates.keys() == {"ann", "bob"}
     assert abs(rates["ann"] - rates["bob"]) > 1e-3
     learned = json.loads((tmp_path / "annotators/summary.json").read_text())["learned"]
-    assert learned == {f"reliability/{name}": 1 - rate for name, rate in objective.annotator_rates.items()}
+    assert learned == {f"reliability/{name}": 1 - rate for name, rate in rates.items()}
     logged = pd.read_csv(tmp_path / "annotators/metrics.csv")["train/reliability/ann"].dropna()
     assert len(logged) == 3 and logged.iloc[-1] == pytest.approx(learned["reliability/ann"])
 

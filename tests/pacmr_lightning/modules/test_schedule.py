@@ -44,10 +44,7 @@ def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
     assert parameter_count(folder) == 512 * 16 * 2 + 4 * 16 * 16 + 3 * 16 * 16 + 3 * 16
 
 
-@pytest.mark.parametrize(
-    ("updates", "every", "used"),
-    [(1, 10, 1), (19, 10, 1), (20, 10, 10), (5, 0, 0)],
-)
+@pytest.mark.parametrize(("updates", "every", "used"), [(1, 10, 1), (19, 10, 1), (20, 10, 10), (5, 0, 0)])
 def test_a_short_run_logs_each_update(monkeypatch, caplog, updates, every, used):
     caplog.set_level("INFO")
     monkeypatch.setattr("pacmr_lightning.modules.schedule.planned_updates", lambda trainer: updates)

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -169,13 +168,10 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(base, bu
     gradients, calls = [], []
     for checkpointing in (False, True):
         seed_everything(0, verbose=False)
-        module, batch = built(
-            SFTModule(model=base, lora=lora, gradient_checkpointing=checkpointing), make_data(tokenizer=base)
-        )
+        sft = SFTModule(model=base, lora=lora, gradient_checkpointing=checkpointing)
+        module, batch = built(sft, make_data(tokenizer=base))
+        [attention] = [m for n, m in module.network.named_modules() if n.endswith("layers.0.self_attn")]
         count = []
-        attention = next(
-            m for name, m in module.network.named_modules() if name.endswith("layers.0.self_attn")
-        )
         attention.register_forward_hook(lambda *_, count=count: count.append(1))
         torch.manual_seed(0)
         module.token_losses(batch).sum().backward()
@@ -195,46 +191,41 @@ def assert_equal(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.fixture
-def run(base, tmp_path):
-    def run(folder, resume=False, data=None, model=base, max_epochs=2, **options):
-        checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
-        module = SFTModule(model=model, **{"learning_rate": 1e-2, **options})
-        middle = tmp_path / "checkpoints" / "epoch=0.ckpt" if resume else None
-        data = data or make_data(tokenizer=base)
-        return fit(tmp_path / folder, module, data, middle, max_epochs=max_epochs, callbacks=[checkpoints])
-
-    return run
-
-
-def test_a_resumed_run_ends_with_the_same_model(run, tmp_path):
-    """With an adapter; without: in the middle of an epoch."""
-    module = run("whole", lora=LORA).lightning_module
-    middle = tmp_path / "checkpoints" / "epoch=0.ckpt"
-    content = torch.load(middle, weights_only=False)
-    assert content["state_dict"].keys() == {n for n, p in module.named_parameters() if p.requires_grad}
-    run("resumed", resume=True, lora=LORA)
+@pytest.mark.parametrize(("lora", "accumulate", "saved"), [(None, 1, 8), (None, 2, 4), (LORA, 1, 6)])
+def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora, accumulate, saved):
+    """From the middle of the second epoch, and from its start."""
+    middle = tmp_path / "checkpoints" / f"step={saved}.ckpt"
+    saving = {"every_n_train_steps": saved, "save_top_k": -1, "filename": "{step}"}
+    for folder, start in (("whole", None), ("resumed", middle)):
+        checkpoints = RunCheckpoint(tmp_path / "checkpoints", **saving)
+        options = {"callbacks": [checkpoints], "accumulate_grad_batches": accumulate, "max_epochs": 2}
+        module = SFTModule(model=base, learning_rate=1e-2, lora=lora)
+        trainer = fit(tmp_path / folder, module, make_data(tokenizer=base), start, **options)
+        assert trainer.global_step == 12 // accumulate
     assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
-    lost = content["state_dict"].popitem()[0]
-    torch.save(content, middle)
-    with pytest.raises(UserError, match=re.escape(f"lacks 1 trained weights, the first being {lost}")):
-        run("broken", resume=True, lora=LORA)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_what_a_resumed_run_may_change(run, base, tmp_path, caplog, lora):
-    run("run", max_epochs=1, lora=lora)
-    resumed = partial(run, "run", resume=True, **{"lora": lora})
-    trainer = resumed(learning_rate=1e-3, weight_decay=0.5)
+def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
+    middle = tmp_path / "checkpoints" / "epoch=0.ckpt"
+
+    def run(start=middle, data=None, model=base, max_epochs=2, **options):
+        checkpoints = ModelCheckpoint(middle.parent, save_top_k=-1, filename="{epoch}")
+        module = SFTModule(model=model, **{"learning_rate": 1e-2, "lora": lora, **options})
+        data = data or make_data(tokenizer=base)
+        return fit(tmp_path / "run", module, data, start, max_epochs=max_epochs, callbacks=[checkpoints])
+
+    run(None, max_epochs=1)
+    trainer = run(learning_rate=1e-3, weight_decay=0.5)
     said = caplog.text
     assert "learning_rate 0.001 instead of 0.01, weight_decay 0.5 instead of 0.0" in said
     assert "planned updates 12 instead of 6" in said
     group = trainer.optimizers[0].param_groups[0]
     assert group["lr"] == pytest.approx(1e-4) and group["weight_decay"] == 0.5
     with pytest.raises(UserError, match="rows of a batch over all processes 4 instead of 8"):
-        resumed(data=make_data(tokenizer=base, batch_size=4))
+        run(data=make_data(tokenizer=base, batch_size=4))
     with pytest.raises(UserError, match="training rows"):
-        resumed(data=make_data(tokenizer=base, rows=49))
+        run(data=make_data(tokenizer=base, rows=49))
     other = tmp_path / "other"
     changed = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
@@ -242,25 +233,19 @@ def test_what_a_resumed_run_may_change(run, base, tmp_path, caplog, lora):
     changed.save_pretrained(other)
     AutoTokenizer.from_pretrained(base).save_pretrained(other)
     if lora is None:
-        resumed(model=str(other))  # all weights come from the checkpoint
+        run(model=str(other))  # all weights come from the checkpoint
         return
     with pytest.raises(UserError, match=r"lora\.lora_alpha 16 instead of 8"):
-        resumed(lora={**LORA, "lora_alpha": 16})
+        run(lora={**LORA, "lora_alpha": 16})
     with pytest.raises(UserError, match=f"weights of {other} differ"):
-        resumed(model=str(other))
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
-    every = 8 // accumulate
-    middle = tmp_path / "checkpoints" / f"step={every}.ckpt"
-    for folder, start in (("whole", None), ("resumed", middle)):
-        checkpoints = RunCheckpoint(tmp_path / "checkpoints", every_n_train_steps=every, filename="{step}")
-        options = {"callbacks": [checkpoints], "accumulate_grad_batches": accumulate, "max_epochs": 2}
-        module = SFTModule(model=base, learning_rate=1e-2)
-        trainer = fit(tmp_path / folder, module, make_data(tokenizer=base), start, **options)
-        assert trainer.global_step == 12 // accumulate
-    assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
+        run(model=str(other))
+    content = torch.load(middle, weights_only=False)
+    trained = {name for name, p in trainer.lightning_module.named_parameters() if p.requires_grad}
+    assert content["state_dict"].keys() == trained
+    lost = content["state_dict"].popitem()[0]
+    torch.save(content, middle)
+    with pytest.raises(UserError, match=re.escape(f"lacks 1 trained weights, the first being {lost}")):
+        run()
 
 
 def uneven(path, rows):

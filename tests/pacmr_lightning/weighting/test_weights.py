@@ -12,6 +12,7 @@ from scipy.special import expit, logit
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.metrics import restraint
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
@@ -80,10 +81,9 @@ def test_a_floor_and_the_start():
     assert min(force(SigmoidPrior(), u, 0.55) for u in range(1, 13)) > 0
     assert force(SigmoidPrior(floor=0.3), 12, 0.55) < 0
     weighting, u = SigmoidPrior(1.45, 0.8, 0.3), 1e-4
-    size = 2 * u * g(weighting, 0.0)
-    restraint = 1 - 2 * (g(weighting, u) - g(weighting, -u)) / size
-    falls = (force(weighting, u, 0.5) - force(weighting, -u, 0.5)) / size
-    assert falls == pytest.approx(-restraint / 4, abs=1e-6)
+    falls = (force(weighting, u, 0.5) - force(weighting, -u, 0.5)) / (2 * u * g(weighting, 0.0))
+    expected = -restraint(*torch.tensor([1.45, 0.8], dtype=torch.float64), 0.3) / 4
+    assert falls == pytest.approx(float(expected), abs=1e-6)
 
 
 class _Learning(Unweighted):
