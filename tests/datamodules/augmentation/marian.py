@@ -118,11 +118,11 @@ def train_translators(folder):
     _train_pieces([_chinese(words) for words in sample], chinese, "char", 100)
     forward = _tokenizer(folder, english, chinese, [">>cmn_Hans<<", ">>cmn_Hant<<"])
     backward = _tokenizer(folder, chinese, english, [])
-    for name, tokenizer, source, target in (
-        ("en-zh", forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese),
-        ("zh-en", backward, _chinese, lambda words: back_and_forth(sentence(words))),
+    for name, seed, tokenizer, source, target in (
+        ("en-zh", 0, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese),
+        ("zh-en", 1, backward, _chinese, lambda words: back_and_forth(sentence(words))),
     ):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = _model_for(tokenizer)
         _train(model, tokenizer, source, target)
         model.save_pretrained(folder / name)
