@@ -23,8 +23,8 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def model(tmp_path, tiny_llama):
-    return lambda seed=0, name="model": tiny_llama(tmp_path / name, seed=seed, num_hidden_layers=2)
+def folder(tmp_path, tiny_llama):
+    return tiny_llama(tmp_path / "model")
 
 
 def policy_of(folder, **options):
@@ -44,20 +44,22 @@ def data_of(folder, source=None, **options):
 
 
 @pytest.fixture
-def asked(model):
-    folder = model()
+def asked(folder):
     return policy_of(folder), data_of(folder).train_pairs
 
 
-def forbid(*_):
-    raise AssertionError("the reference was asked although its answers are on disk")
+def rank_of(rank, world_size):
+    """A trainer's part that the cache asks for."""
+    strategy = SimpleNamespace(barrier=lambda: None)
+    return SimpleNamespace(global_rank=rank, world_size=world_size, global_step=0, strategy=strategy)
 
 
-def test_batches_bring_what_live_computes(model, cache):
-    folder = model()
-    policy, data = policy_of(folder), data_of(folder, reference="cached", noise_rate=0.4)
-    data.trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1, "global_step": 0})()
-    data.trainer.strategy = type("Strategy", (), {"barrier": staticmethod(lambda: None)})()
+def test_batches_bring_what_live_computes(folder, cache, write_rows, pair_rows):
+    """Also beside pairs that have no augmented prompt."""
+    rows = [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)] + pair_rows(20)
+    source = Files(write_rows(rows), write_rows(rows[:2], "validation.jsonl"))
+    policy, data = policy_of(folder), data_of(folder, source, reference="cached", noise_rate=0.4)
+    data.trainer = rank_of(0, 1)
     data.fill_reference(policy)
     batch = next(iter(data.train_dataloader()))
     # The KL of validation needs the reference's logits, which no cache has.
@@ -70,39 +72,30 @@ def test_batches_bring_what_live_computes(model, cache):
         assert not torch.allclose(live.chosen, live.rejected)
 
 
-def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
-    folder = model()
-    first = data_of(folder).train_pairs.reference_log_probs(policy_of(folder))
-    assert first.shape == (40, 2) and np.isfinite(first).all()
-    monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
-    noisy = data_of(folder, noise_rate=0.4).train_pairs
-    found = noisy.reference_log_probs(policy_of(folder))
-    assert np.array_equal(found, np.where(np.array(noisy.swapped)[:, None], first[:, ::-1], first))
-    held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
-    assert len(held_out.train_pairs) == 20
-    held_out.fill_train_reference(policy_of(folder))
-    assert np.array_equal(held_out.train_pairs.reference, first[20:])
+def test_a_sweep_pays_once(folder, cache, monkeypatch):
+    """For log-probabilities and states: label noise exchanges them, and clean pairs leave some out."""
+    first, data = policy_of(folder), data_of(folder)
+    log_probs = data.train_pairs.reference_log_probs(first)
+    states = data.train_state_differences(first)
+    chosen, rejected = first.reference_states(data.train_pairs.batch(range(40))).unbind(1)
+    np.testing.assert_allclose(states, (chosen - rejected).numpy(), atol=1e-6)
+    assert np.abs(states).mean() > 1e-3 and np.isfinite(log_probs).all()
+    # From now on the model cannot be asked.
+    monkeypatch.setattr(PolicyModel, "reference_states", None)
+    monkeypatch.setattr(PolicyModel, "reference_log_probs", None)
+    policy = policy_of(folder)
+    noisy, held_out = data_of(folder, noise_rate=0.4), data_of(folder, clean_meta=EmbeddedWorld(20))
+    swapped = np.array(noisy.train_pairs.swapped)[:, None]
+    found = noisy.train_pairs.reference_log_probs(policy)
+    assert np.array_equal(found, np.where(swapped, log_probs[:, ::-1], log_probs))
+    assert np.array_equal(noisy.train_state_differences(policy), np.where(swapped, -states, states))
+    held_out.fill_train_reference(policy)
+    assert np.array_equal(held_out.train_pairs.reference, log_probs[20:])
+    assert np.array_equal(held_out.train_state_differences(policy), states[20:])
+    assert 5 < swapped.sum() < 35
 
 
-def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch):
-    folder = model()
-    policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
-    pairs = data.train_pairs
-    log_probs = pairs.reference_log_probs(policy)
-    found = data.train_state_differences(policy)
-    chosen, rejected = policy.reference_states(pairs.batch(range(40))).unbind(1)
-    np.testing.assert_allclose(found, (chosen - rejected).numpy(), atol=1e-6)
-    assert 5 < sum(pairs.swapped) < 35 and np.abs(found).mean() > 1e-3
-    monkeypatch.setattr(PolicyModel, "reference_states", forbid)
-    monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
-    signs = np.where(pairs.swapped, -1, 1)[:, None]
-    held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
-    assert np.array_equal(held_out.train_state_differences(policy), (signs * found)[20:])
-    assert np.array_equal(pairs.reference_log_probs(policy), log_probs)
-
-
-def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
-    folder = model()
+def test_whatever_changes_a_value_changes_the_key(folder, cache, tiny_llama, tmp_path, monkeypatch):
     data = data_of(folder)
 
     def entries(policy=None, pairs=data.train_pairs, options=None, **augmented):
@@ -112,13 +105,13 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     assert entries() == entries() == 1
     assert entries(augmented=True) == 2
     assert entries(pairs=data.validation_pairs) == 3
-    assert entries(model(1, "other")) == 4
+    assert entries(tiny_llama(tmp_path / "other", seed=1)) == 4
     changes = {"layout": "separate", "dtype": "bfloat16", "attn_implementation": "eager"}
     for number, (name, value) in enumerate(changes.items()):
         assert entries(options={name: value}) == 5 + number
     assert entries(pairs=data_of(folder, EmbeddedWorld(41, 20)).train_pairs) == 8
     # The same weights in another folder are the same reference.
-    assert entries(model(0, "copy")) == 8
+    assert entries(tiny_llama(tmp_path / "copy")) == 8
     for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
         monkeypatch.setattr(
             "pacmr_lightning.policy.model.numerics", lambda device, c=changed: numerics(device) | c
@@ -126,23 +119,13 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
         assert entries() == 9 + number
 
 
-def test_pairs_without_an_augmented_prompt(model, cache, write_rows, pair_rows):
-    folder = model()
-    rows = pair_rows(20) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)]
-    pairs = data_of(folder, Files(write_rows(rows), write_rows(rows[:2], "v.jsonl"))).train_pairs
-    found = pairs.reference_log_probs(policy_of(folder), augmented=True)
-    assert np.isnan(found[20:]).all() and np.isfinite(found[:20]).all()
-
-
 def test_ranks_share_the_parts(asked, cache):
     policy, pairs = asked
-    strategy = SimpleNamespace(barrier=lambda: None)
-    ranks = [SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy) for rank in (0, 1)]
     with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
-        pairs.reference_log_probs(policy, trainer=ranks[0])
+        pairs.reference_log_probs(policy, trainer=rank_of(0, 2))
     written = sorted(path.name for path in cache.rglob("*.npy"))
     assert written == ["part-00000.npy", "part-00002.npy"]
-    both = pairs.reference_log_probs(policy, trainer=ranks[1])
+    both = pairs.reference_log_probs(policy, trainer=rank_of(1, 2))
     alone = pairs.reference_log_probs(policy)
     assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
 
@@ -164,8 +147,7 @@ def test_damaged_parts_and_values_that_are_no_numbers(asked, cache):
     assert not list(cache.rglob("*.npy"))
 
 
-def test_two_runs_at_once_and_an_interruption(model, cache, monkeypatch):
-    folder = model()
+def test_two_runs_at_once_and_an_interruption(folder, cache, monkeypatch):
     policy, pairs = policy_of(folder), data_of(folder, EmbeddedWorld(200, 20)).train_pairs
     ask, asked, others = PolicyModel.reference_log_probs, [], []
 

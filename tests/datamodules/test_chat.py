@@ -103,6 +103,10 @@ def test_what_may_be_the_prompt_again_is_dropped(plain, case):
 
 
 def test_unusable_conversations_are_counted(plain):
+    demos = [{"completion": QUESTION + answer("a")}, {"completion": QUESTION}, {"completion": answer("a")}]
+    kept, counts = tokenize_completions(demonstrations(*demos), plain, 512)
+    assert counts == {"rows": 3, "kept": 1, "no completion": 2}
+    assert plain.decode(kept["completion_ids"][0]) == "a<eos>"
     rows = [
         WAYS["implicit"],
         {"chosen": QUESTION + answer("a"), "rejected": QUESTION[1:] + answer("b")},
@@ -126,19 +130,6 @@ def test_texts_and_conversations_in_one_dataset(plain, pair_rows):
         assert mixed[name][2] == alone[name][0]
 
 
-def test_sft(plain):
-    bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
-    for row in (
-        {"completion": QUESTION + answer("Rain.")},
-        {"prompt": QUESTION, "completion": answer("Rain.")},
-    ):
-        kept, counts = tokenize_completions(demonstrations(row, *bad), plain, 512)
-        assert counts == {"rows": 3, "kept": 1, "no completion": 2}
-        start, text, _ = render(plain, QUESTION, *answer("Rain."))
-        assert plain.decode(kept["prompt_ids"][0]) == start
-        assert plain.decode(kept["completion_ids"][0]).startswith(text)
-
-
 def test_errors(tokenizer):
     rows = pairs(WAYS["explicit"])
     for template, said in (
@@ -151,12 +142,9 @@ def test_errors(tokenizer):
             tokenize_pairs(rows, tokenizer, 512)
     [clean] = demonstrations({"completion": QUESTION + answer("Rain."), "augmented_prompt": QUESTION})
     assert clean["unread"] == "augmented_prompt", "what is not read may hold anything"
-    for name, said in (
-        ("prompt", "test, row 1: 'chosen' is a text, but 'prompt' is a list of chat messages; write both"),
-        ("augmented_prompt", "'chosen' is a text, but 'augmented_prompt' is a list of chat messages"),
-    ):
-        with pytest.raises(UserError, match=said):
-            pairs({name: QUESTION, "chosen": "a", "rejected": "b"})
+    said = "test, row 1: 'chosen' is a text, but 'augmented_prompt' is a list of chat messages; write both"
+    with pytest.raises(UserError, match=said):
+        pairs({"augmented_prompt": QUESTION, "chosen": "a", "rejected": "b"})
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
@@ -200,9 +188,8 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     whole = tokenizer.apply_chat_template(TALK + ANSWERS[kind], **options).rstrip()
     found = tokenizer.decode(kept["prompt_ids"][0] + kept["chosen_ids"][0])
     assert found.removesuffix("<eos>").rstrip() == whole
-    assert tokenizer.decode(kept["prompt_ids"][0]) == tokenizer.apply_chat_template(
-        TALK, add_generation_prompt=True, **options
-    )
+    start = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, **options)
+    assert tokenizer.decode(kept["prompt_ids"][0]) == start
     view = tokenizer.decode(kept["augmented_ids"][0] or kept["prompt_ids"][0])
     assert view.startswith("[tools]") and "tool_call" not in view and '"tide"' in view
     assert "[tools]" not in tokenizer.decode(kept["prompt_ids"][1])
@@ -273,10 +260,10 @@ def test_messages_as_text(write):
     assert found == expected and found["chat"]
     [found] = pairs(row | {"chosen": write(row["chosen"])})
     assert found == expected, "one of them as text, the other as a list"
-    with pytest.raises(UserError, match="'chosen' is a text, but 'prompt' is a list of chat messages"):
-        pairs(row | {"chosen": write(row["chosen"]), "rejected": "No."})
-    with pytest.raises(UserError, match="'chosen' is a text, but 'prompt' is a list of chat messages"):
-        pairs({"prompt": write(QUESTION), "chosen": "a", "rejected": "b"})
+    texts = {"prompt": write(QUESTION), "chosen": "a", "rejected": "b"}
+    for mixed in (row | {"chosen": write(row["chosen"]), "rejected": "No."}, texts):
+        with pytest.raises(UserError, match="'chosen' is a text, but 'prompt' is a list of chat messages"):
+            pairs(mixed)
 
 
 @pytest.mark.parametrize(

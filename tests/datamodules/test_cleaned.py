@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, HubPreferences
+from pacmr_lightning.datamodules import Files, HubPreferences
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
@@ -138,22 +138,12 @@ def test_parquet_sides_of_several_types(tmp_path):
         assert Files(path).write_cleaned(str(output), {"a"}, set()) == 1
 
 
-def test_embedded_world(tmp_path):
-    source, path = EmbeddedWorld(pairs=12, validation_pairs=1), tmp_path / "out.jsonl"
-    rows = source.load("train")
-    assert source.write_cleaned(str(path), {"world-0-1"}, {"world-0-2"}) == 11
-    found = read_preferences(path)
-    assert found["id"][:] == [name for name in rows["id"] if name != "world-0-1"]
-    assert (found["chosen"][1], found["rejected"][1]) == (rows["rejected"][2], rows["chosen"][2])
-    assert found["eta"][1] == pytest.approx(1 - rows["eta"][2])
-    assert found["augmented_prompt"][2] == rows["augmented_prompt"][3]
-
-
 def test_messages_and_tools_of_a_hub_dataset(tmp_path):
-    """All that a template reads is written."""
+    """All that training and a template read is written."""
     call = {"tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}], "reasoning_content": "r"}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": ["x", None]}}}}]
     more = {"tools": json.dumps(tools), "chat_template_kwargs": {"enable_thinking": False}}
+    more |= {"eta": 0.25, "augmented_prompt": [USER | {"content": "again"}]}
     sides = {"chosen": {"content": None, **call}, "rejected": {"content": "y"}}
     sides = {side: [{"role": "assistant", **message}] for side, message in sides.items()}
     (tmp_path / "set").mkdir()
@@ -164,10 +154,11 @@ def test_messages_and_tools_of_a_hub_dataset(tmp_path):
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
     assert source.write_cleaned(str(path), set(), set()) == 3
     assert read_preferences(path)[:] == known[:]
-    source.write_cleaned(str(path), set(), {known["id"][1]})
+    assert source.write_cleaned(str(path), {known["id"][0]}, {known["id"][1]}) == 2
     found = read_preferences(path)
-    assert [found[side][1] for side in sides] == [known[side][1] for side in ("rejected", "chosen")]
-    assert found["tools"][1] == known["tools"][1] and found["chosen"][2] == known["chosen"][2]
+    assert found["id"][:] == known["id"][1:] and found["eta"][:] == [0.75, 0.25]
+    assert [found[side][0] for side in sides] == [known[side][1] for side in ("rejected", "chosen")]
+    assert found["tools"][0] == known["tools"][1] and found["chosen"][1] == known["chosen"][2]
 
 
 def test_bad_input(write_rows, tmp_path):
@@ -176,7 +167,6 @@ def test_bad_input(write_rows, tmp_path):
         Files(path, validation=held).check_output(held)
     for output, drop, said in (
         (path, set(), "own data; name another"),
-        (str(tmp_path / "out.parquet"), set(), r"ending in .jsonl or"),
         (str(tmp_path / "out.jsonl"), {"gone"}, r"no row 'gone' any more \(1 of 1"),
     ):
         with pytest.raises(UserError, match=said):

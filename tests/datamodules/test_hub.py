@@ -17,6 +17,7 @@ from pacmr_lightning.datamodules import (
     HubCompletions,
     HubPreferences,
     TLDRCompletions,
+    reading,
 )
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.hh import SUBSETS
@@ -61,7 +62,6 @@ def tldr(tmp_path):
             {
                 "info": {"id": f"t3_{i}", "subreddit": "x"},
                 "choice": i % 2,
-                "worker": "w",
                 "prompt": post(i),
                 "chosen": [message("user", post(i)), message("assistant", f" Good {split} {i}.")],
                 "rejected": [message("user", post(i)), message("assistant", f"Bad {i}.")],
@@ -72,7 +72,7 @@ def tldr(tmp_path):
     return str(tmp_path / "tldr")
 
 
-def test_tldr(tldr, tokenizer):
+def test_tldr(tldr, tokenizer, monkeypatch):
     source = TLDR(tldr)
     rows = source.load("train")
     assert len(rows) == 6 and len(source.load("validation")) == 4
@@ -82,6 +82,8 @@ def test_tldr(tldr, tokenizer):
     _, counts = tokenize_pairs(rows, tokenizer, 768)
     assert counts["kept"] == 6 and counts["no augmented prompt"] == 0
     assert len(TLDR(tldr, "validation_cnndm").load("validation")) == 2
+    monkeypatch.setattr(reading, "checked", None)
+    assert len(TLDR(tldr).load("train")) == 6, "from the cache"
 
 
 def test_tldr_summaries(tmp_path, tldr):
@@ -155,14 +157,12 @@ def test_any_dataset(tmp_path):
 
 
 def test_conversations(tmp_path):
-    question, sides = [message("user", "q")], {"chosen": "a", "rejected": "b"}
-    row = {side: [message("assistant", text)] for side, text in sides.items()}
-    row |= {"prompt": question, "messages": question + row["chosen"]}
-    for split in ("train", "test"):
-        path = write_parquet(tmp_path / "chat", split, [row] * 3)
-    pairs = HubPreferences(path, validation_split="test")
-    assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
-    assert all(HubCompletions(path, columns={"completion": "messages"}).load_all()["chat"])
+    """Those of pairs: test_cleaned.py."""
+    row = {"messages": [message("user", "q"), message("assistant", "a")]}
+    for split, count in (("train", 3), ("test", 2)):
+        path = write_parquet(tmp_path / "chat", split, [row] * count)
+    source = HubCompletions(path, columns={"completion": "messages"}, validation_split="test")
+    assert source.load("train")["chat"][:] == [True] * 3 and len(source.load("validation")) == 2
 
 
 def test_a_saved_dataset(tmp_path):
@@ -227,13 +227,8 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
     assert found["chosen"][:] == [row["chosen"] for row in rows]
     assert found["rejected"][:] == [row["rejected"] for row in rows]
     assert found["annotator"][:] == ["7", "7", "7", "x", None] * 4
-    turns = [[message("user", f"{i}?"), message("assistant", f"2020-01-{i + 1:02d}")] for i in range(20)]
-    chats = [{"chosen": turn, "rejected": [*turn[:1], message("assistant", "No.")]} for turn in turns]
-    write_lines(folder / "train-0.jsonl", chats)
-    (folder / "train-1.jsonl").unlink()
-    found = HubPreferences(str(folder)).load_all()
-    assert [json.loads(row["prompt"]) + json.loads(row["chosen"]) for row in found] == turns
-    (folder / "train-0.jsonl").unlink()
+    for part in (0, 1):
+        (folder / f"train-{part}.jsonl").unlink()
     # An array, which datasets reads.
     (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))
     with pytest.raises(UserError, match="the column 'chosen', whose texts the library datasets reads as dat"):
@@ -244,9 +239,8 @@ def test_a_column_can_be_left_out(tmp_path):
     odd = {"category": ["x", "y"], "flipped": "no", "id": "x"}
     rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b", **odd} for i in range(4)]
     path = write_parquet(tmp_path / "odd", "train", rows)
-    with pytest.raises(
-        UserError, match=r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
-    ):
+    said = r"'category' is .*; --source.columns '\{category: null\}' of HubPref"
+    with pytest.raises(UserError, match=said):
         HubPreferences(path).load_all()
     found = HubPreferences(path, columns=dict.fromkeys(odd)).load_all()
     assert set(found["category"]) == {None} == set(found["flipped"])
@@ -268,19 +262,6 @@ def test_columns_that_are_not_read(tmp_path, caplog):
         assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
     said = f"{tmp_path / 'odd'}: these columns are not read: map, nothing, time, views."
     assert said in caplog.messages
-    other = write_parquet(
-        tmp_path / "other", "train", [{"question": "q", "chosen": "a b", "rejected": "a c"}]
-    )
-    with pytest.raises(UserError, match=r"column 'question', .*--source.columns '\{prompt: question\}'"):
-        HubPreferences(other).load("train")
-
-
-def test_second_load_comes_from_the_cache(tldr, monkeypatch):
-    from pacmr_lightning.datamodules import reading
-
-    TLDR(tldr).load("train")
-    monkeypatch.setattr(reading, "checked", None)
-    assert len(TLDR(tldr).load("train")) == 6
 
 
 def test_errors(tldr, hh, tmp_path):
@@ -289,11 +270,12 @@ def test_errors(tldr, hh, tmp_path):
             AnthropicHH(hh, subsets)
     with pytest.raises(UserError, match="columns names 'winner'"):
         HubPreferences(tldr, columns={"winner": "chosen"})
-    wrong, bare, broken = (
+    wrong, bare, other, broken = (
         write_parquet(tmp_path / name, "train", [row])
         for name, row in (
             ("wrong", {"prompt": "a", "response_j": "b", "response_k": "c"}),
             ("no prompt", {"question": "a", "completion": "b"}),
+            ("other prompt", {"question": "a", "chosen": "a b", "rejected": "a c"}),
             ("broken", {"chosen": "a"}),
         )
     )
@@ -303,12 +285,12 @@ def test_errors(tldr, hh, tmp_path):
     chosen = {"chosen": "winner"}
     for source, said in (
         (TLDR(tldr, "nothing"), r"split 'nothing' of the dataset .*tldr cannot be loaded"),
-        (HubPreferences(str(tmp_path / "none")), r"The dataset folder .*none does not exist"),
         (HubPreferences(tldr, columns=chosen), "chosen: .winner., but .* has the columns info, choice"),
         (HubPreferences(wrong), f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"),
         (HubPreferences(wrong, columns={"chosen": "response_j"}), f"no column 'rejected', {found}"),
         (HubCompletions(wrong), f"no column 'completion', {found}"),
         (HubCompletions(bare), r"row 1 has no 'prompt' \(columns found: 'question', 'completion'\)"),
+        (HubPreferences(other), r"column 'question', .*--source.columns '\{prompt: question\}'"),
         (HubPreferences(broken), r"cannot be (read|loaded)"),
     ):
         with pytest.raises(UserError, match=said) as caught:
@@ -316,8 +298,8 @@ def test_errors(tldr, hh, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_real_rows(shared_data, tmp_path, tokenizer):
-    """The rows of the real TL;DR and HH, in upstream layout, are the rows of their files."""
+def test_real_rows(shared_data, tmp_path):
+    """The rows of the real TL;DR, in upstream layout, are the rows of their file."""
     found = read_lines(shared_data / "tldr" / "validation.jsonl.gz")
     rows = [
         {side: [message("user", row["prompt"]), message("assistant", row[side])] for side in SIDES}
@@ -328,16 +310,6 @@ def test_real_rows(shared_data, tmp_path, tokenizer):
     assert loaded["prompt"][:] == [row["prompt"] for row in found]
     assert loaded["chosen"][:] == [row["chosen"].rstrip() for row in found]
     assert all(category.startswith("r/") for category in loaded["category"])
-
-    (tmp_path / "hh" / "harmless-base").mkdir(parents=True)
-    for split in ("train", "test"):
-        name = f"harmless-base/{split}.jsonl.gz"
-        (tmp_path / "hh" / name).write_bytes((shared_data / "hh" / name).read_bytes())
-    source = AnthropicHH(str(tmp_path / "hh"), ["harmless-base"], single_turn=True)
-    train, validation = source.load("train"), source.load("validation")
-    assert len(train) + len(validation) == 2077 and len(source.prompts) > 50
-    completions = HHCompletions(str(tmp_path / "hh"), ["harmless-base"])
-    assert len(completions.load("train")) + len(completions.load("validation")) == 2077
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "train.parquet"])

@@ -21,14 +21,12 @@ from pacmr_lightning.datamodules import (
     TwoRateNoise,
 )
 from pacmr_lightning.datamodules.sampling import unit_hash
-from pacmr_lightning.datamodules.tokenized_pairs import flip_flags
 from pacmr_lightning.errors import UserError
 
 from ..conftest import write_lines
 from .checked_rows import pairs
 
 ROWS = 4000
-IDS = [f"pair-{i}" for i in range(ROWS)]
 KINDS = {
     "near ties": NearTieNoise,
     "longer": SpuriousPreferenceNoise,
@@ -43,16 +41,9 @@ def rows_of(columns):
     return pairs(*(texts | row for row in columns))
 
 
-def plain(ids=IDS, swap=False, category=None):
-    """Pairs whose responses depend on the id alone; ``swap`` exchanges them."""
-    sides = ((f" yes {i}", f" no {i}")[:: -1 if swap else 1] for i in ids)
-    columns = ({"id": i, "chosen": c, "rejected": r} for i, (c, r) in zip(ids, sides, strict=True))
-    return rows_of(row | {"category": category and category(row["id"])} for row in columns)
-
-
 @pytest.fixture(scope="module")
-def found():
-    return plain()
+def world():
+    return EmbeddedWorld(ROWS).load("train")
 
 
 def test_hash_is_the_same_on_every_machine():
@@ -60,47 +51,45 @@ def test_hash_is_the_same_on_every_machine():
     assert unit_hash("pair-0", 42) == 0.0429710794931174
 
 
-def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(found):
+def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(world):
     """The pairs that get eps0 as they are get eps1 once chosen and rejected are exchanged."""
     noise = TwoRateNoise([0.05, 0.6])
-    flips, exchanged = noise.flips(found, 42), noise.flips(plain(swap=True), 42)
+    ids = world["id"][:]
+    other = rows_of({"id": row["id"], "chosen": row["rejected"], "rejected": row["chosen"]} for row in world)
+    flips, exchanged = noise.flips(world, 42), noise.flips(other, 42)
     # The hash of the id decides under both rates: between the two, exactly one of the orders is flipped.
-    between = [i for i in IDS if 0.05 <= unit_hash(i, 42) < 0.6]
+    between = [i for i in ids if 0.05 <= unit_hash(i, 42) < 0.6]
     assert all(flips[i] != exchanged[i] for i in between)
     first = [i for i in between if not flips[i]]
     assert len(first) / len(between) == pytest.approx(0.5, abs=0.05)
-    rest = set(IDS) - set(between)
+    rest = set(ids) - set(between)
     assert all(flips[i] == exchanged[i] == (unit_hash(i, 42) < 0.05) for i in rest)
-    assert noise.rate is None
-    equal = TwoRateNoise([0.3, 0.3]).flips(found, 42)
-    assert equal == SymmetricNoise(0.3).flips(found, 42)
+    assert TwoRateNoise([0.3, 0.3]).flips(world, 42) == SymmetricNoise(0.3).flips(world, 42)
 
 
-def test_rates_by_category():
-    rows = plain(category=lambda i: f"c{int(i[5:]) % 3}")
-    flips = CategoryNoise({"c0": 0.0, "c1": 0.4}, 0.1).flips(rows, 42)
-    category = dict(zip(rows["id"], rows["category"], strict=True))
-    for name, rate in (("c0", 0.0), ("c1", 0.4), ("c2", 0.1)):
-        one_rate = SymmetricNoise(rate).flips(rows, 42)
-        assert all(flips[i] == one_rate[i] for i in IDS if category[i] == name)
-    with pytest.raises(UserError, match=r"rates names 'x', but .* \(there are c0, c1, c2\)"):
-        CategoryNoise({"x": 0.1}).flips(rows, 42)
+def test_rates_by_category(world):
+    names = sorted(set(world["category"]))
+    rates = {names[0]: 0.0, names[1]: 0.4}
+    flips = CategoryNoise(rates, 0.1).flips(world, 42)
+    for i, category in zip(world["id"], world["category"], strict=True):
+        assert flips[i] == (unit_hash(i, 42) < rates.get(category, 0.1))
+    with pytest.raises(UserError, match=rf"rates names 'x', but .* \(there are {', '.join(names)}\)"):
+        CategoryNoise({"x": 0.1}).flips(world, 42)
 
 
-def test_mask_files(found, tmp_path):
+def test_mask_files(world, tmp_path):
     """Of Parquet, as a run writes them: test_by_content.py."""
-    mask = SymmetricNoise(0.3).flips(found, 42)
+    mask = SymmetricNoise(0.3).flips(world, 42)
     path = write_lines(tmp_path / "mask.jsonl", ({"id": i, "flipped": f} for i, f in mask.items()))
     noise = NoiseFromMask(path)
-    assert noise.flips(found, 1) == mask and noise.rate is None
-    assert noise.flips(plain(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
+    assert noise.flips(world, 1) == mask
+    some = world.select(range(5, 10))
+    assert noise.flips(some, 1) == {i: mask[i] for i in some["id"]}
     with pytest.raises(UserError, match=r"lacks 1 of the 3 training pairs, 'other' for one"):
-        noise.flips(plain([*IDS[:2], "other"]), 1)
+        noise.flips(rows_of({"id": i} for i in (*some["id"][:2], "other")), 1)
     write_lines(path, [{"id": "a", "flipped": "yes"}])
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
-        noise.flips(found, 42)
-    with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
-        NoiseFromMask(str(tmp_path / "none.parquet")).flips(found, 42)
+        noise.flips(world, 42)
 
 
 @pytest.mark.parametrize(("values", "among"), [([float("nan"), 0], ", nan among them,"), ([0.5], "")])
@@ -109,21 +98,8 @@ def test_probabilities_are_checked(values, among):
         def probabilities(self, rows):
             return values
 
-    message = f"Odd gives {len(values)} probabilities{among} for 2 training pairs"
-    with pytest.raises(UserError, match=message):
-        Odd().flips(plain(["a", "b"]), 42)
-
-
-def test_flags_are_relative_to_what_the_data_says():
-    """Swapping a label that is known to be wrong makes it right; without noise, nothing is claimed."""
-    given, mask = [1, 1, 0, 0, -1, -1], [True, False, True, False, True, False]
-    assert flip_flags(given, mask) == [0, 1, 1, 0, 1, 0]
-    assert flip_flags(given, None) == given
-
-
-@pytest.fixture(scope="module")
-def world():
-    return EmbeddedWorld(ROWS).load("train")
+    with pytest.raises(UserError, match=f"Odd gives {len(values)} probabilities{among} for 2 training pairs"):
+        Odd().flips(rows_of([{}, {}]), 42)
 
 
 def probabilities(noise, rows):
@@ -202,26 +178,18 @@ def test_a_share_decides_the_temperature(world):
 
 
 def test_spurious_preference_has_the_law_of_a_biased_annotator():
-    """sigma(dr + lambda d) for both orders of every pair, one lambda for all of them."""
+    """sigma(dr + lambda d) for both orders of every pair, one lambda for all; dr is 0 without eta."""
     noise = SpuriousPreferenceNoise(0.3)
+    given = [*ETAS, None]
     rows = rows_of(
-        [{"chosen": " a", "rejected": " b" + "b" * more, "eta": eta} for more in (1, 2, 4) for eta in ETAS]
-        + [{"chosen": " b" + "b" * more, "rejected": " a", "eta": eta} for more in (1, 2, 4) for eta in ETAS]
+        [{"chosen": " a", "rejected": " b" + "b" * more, "eta": eta} for more in (1, 2, 4) for eta in given]
+        + [{"chosen": " b" + "b" * more, "rejected": " a", "eta": eta} for more in (1, 2, 4) for eta in given]
     )
     against, along = np.split(probabilities(noise, rows), 2)
     assert not along.any()
-    more, etas = np.repeat([1, 2, 4], len(ETAS)), np.tile(ETAS, 3)
+    more, etas = np.repeat([1, 2, 4], len(given)), np.tile([*ETAS, 0.5], 3)
     lambdas = (logit(etas) - logit(etas * (1 - against))) / more
     assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0.1
-
-
-def test_spurious_preference_where_eta_is_unknown():
-    """One-sided: labels against the feature are flipped, with tanh(lambda d / 2)."""
-    rows = rows_of([{"rejected": " " + "b" * n} for n in (1, 2, 3, 5)] + [{"chosen": " aaaa"}])
-    expected = probabilities(SpuriousPreferenceNoise(0.2), rows)
-    assert expected[0] == expected[4] == 0 and expected.mean() == pytest.approx(0.2)
-    lambdas = 2 * np.arctanh(expected[1:4]) / np.array([1, 2, 4])
-    assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0
 
 
 def test_a_favoured_word():
@@ -236,15 +204,9 @@ def test_a_favoured_word():
 
 
 def test_annotators_are_assigned_by_the_hash_of_the_id(world):
-    noise = AnnotatorNoise(0.3)
-    names = np.array(noise.annotators(world))
-    order = random.Random(0).sample(range(ROWS), 500)
-    assert noise.annotators(world.select(order)) == names[order].tolist()
+    names, counts = np.unique(AnnotatorNoise(0.3).annotators(world), return_counts=True)
     assert set(names) == {f"annotator-{k}" for k in range(1, 11)}
-    counts = np.unique(names, return_counts=True)[1]
     assert counts.min() > ROWS / 10 - 5 * np.sqrt(ROWS * 0.09)
-    expected = probabilities(noise, world)
-    assert len(set(expected)) == 10 and max(expected) == 0.5
 
 
 def test_annotators_of_the_rows():

@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import CompletionFiles, SFTDataModule
-from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 
 from ..conftest import files, quiet_trainer, read_lines, short_fit, write_lines
-from .checked_rows import demonstrations, pairs
+from .checked_rows import pairs
 from .test_tokenizer_families import CHATML, FAMILIES, build
 
 PROMPT = "Name a colour.\nAnswer:"
@@ -39,19 +39,15 @@ def test_texts(family):
     tokenizer = build(family)
     rows = [{"prompt": PROMPT, "chosen": end, "rejected": " so many words"} for end in ENDS]
     rows += [row | {"prompt": "<s>" + row["prompt"]} for row in rows]
-    demos = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
     found, _ = tokenize_pairs(pairs(*rows), tokenizer, 100, tokenization="openrlhf")
-    sft, _ = tokenize_completions(demonstrations(*demos), tokenizer, 100, "openrlhf")
-    for row, ids, demo in zip(rows, found, sft, strict=True):
+    for row, ids in zip(rows, found, strict=True):
         for side in ("chosen", "rejected"):
             whole, count = of_openrlhf(tokenizer, row["prompt"], row[side], 100)
             if whole[:count] != ids["prompt_ids"]:  # OpenRLHF's mask begins inside of the response
-                assert family in SPANNING and tokenizer.decode(whole) == tokenizer.decode(
-                    ids["prompt_ids"] + ids[f"{side}_ids"]
-                )
-                continue
-            assert ids[f"{side}_ids"] == whole[count:], row
-        assert [demo["prompt_ids"], demo["completion_ids"]] == [ids["prompt_ids"], ids["chosen_ids"]]
+                assert family in SPANNING
+                assert tokenizer.decode(whole) == tokenizer.decode(ids["prompt_ids"] + ids[f"{side}_ids"])
+            else:
+                assert ids[f"{side}_ids"] == whole[count:], row
 
 
 @pytest.mark.parametrize("eos", ["</s>", "<|im_end|>"])
@@ -93,41 +89,39 @@ LENGTH = 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_llama):
-    """Folder of SFT and DPO of a tiny model with the option; each pair has a response to cut."""
+    """Folder of SFT and DPO of a tiny model with the option; each pair and one row have a response to cut."""
     folder = tmp_path_factory.mktemp("openrlhf")
     model = tiny_llama(folder / "model", initializer_range=0.2)
     rows = [
         {"id": str(i), "prompt": f"What is {i}?", "chosen": f" It is {i}\n", "rejected": f" I do {i}" * 30}
         for i in range(12)
     ]
-    pairs = write_lines(folder / "rows.jsonl", rows)
-    demos = write_lines(
-        folder / "demos.jsonl",
-        ({"prompt": r["prompt"], "completion": r["chosen" if i else "rejected"]} for i, r in enumerate(rows)),
-    )
+    for row in rows:
+        row["completion"] = row["rejected" if row is rows[0] else "chosen"]
+    path = write_lines(folder / "rows.jsonl", rows)
     rules = f"--data.tokenization openrlhf --data.max_length {LENGTH} --trainer.max_steps 3"
     sft = f"""fit --model SFTModule --model.model {model} --model.learning_rate 0.01 --data SFTDataModule
-        --data.source CompletionFiles --data.source.train {demos} --data.source.validation {demos}
+        --data.source CompletionFiles --data.source.train {path} --data.source.validation {path}
         --data.tokenizer {model} --data.batch_size 4 --trainer.accelerator cpu
         --trainer.enable_progress_bar false --trainer.default_root_dir {folder}/sft {rules}"""
     cli.main(sft.split())
-    dpo = f"""{files(pairs)} --data.global_batch_size 4 --model.learning_rate 0.05 --model.max_new_tokens 2
+    dpo = f"""{files(path)} --data.global_batch_size 4 --model.learning_rate 0.05 --model.max_new_tokens 2
         --trainer.default_root_dir {folder}/run {rules}"""
     cli.main(short_fit(f"{folder}/sft/model", dpo))
     return folder
 
 
 def test_sft(folder, tmp_path):
-    demos = f"{folder}/demos.jsonl"
+    path = f"{folder}/rows.jsonl"
     options = {"tokenizer": f"{folder}/model", "max_length": LENGTH, "batch_size": 4}
-    data = SFTDataModule(CompletionFiles(demos, demos), tokenization="openrlhf", **options)
+    data = SFTDataModule(CompletionFiles(path, path), tokenization="openrlhf", **options)
     data.trainer = quiet_trainer(tmp_path)
     data.setup("fit")
     found = []
     for batch in data.val_dataloader():
         for ids, mask, labels in zip(*(batch[name] for name in batch), strict=True):
             found.append((ids[mask == 1].tolist(), int((labels[mask == 1] == -100).sum())))
-    rows = read_lines(demos)
+    rows = read_lines(path)
     assert found == [of_openrlhf(data.tokenizer, row["prompt"], row["completion"], LENGTH) for row in rows]
     trained = torch.load(folder / "sft/checkpoints/last.ckpt", weights_only=True)["options"]["training rows"]
     assert trained == data.fit_options()["training rows"]

@@ -7,13 +7,11 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.preference import PreferenceDataModule
-from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sources import Files
+from pacmr_lightning.datamodules.stream import EvaluationStream, TrainingStream
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from ..conftest import quiet_trainer
 
@@ -33,25 +31,19 @@ class Recorder(LightningModule):
         self.evaluated = []
 
     def training_step(self, batch, _):
-        assert isinstance(batch, TrainingBatch)
         if self.global_step == self.die_at:
             raise Killed
         self.seen.append((self.global_step, batch.train.ids, batch.meta and batch.meta.ids))
         return self.weight.sum()
 
     def validation_step(self, batch, _):
-        assert isinstance(batch, PairBatch)
         self.evaluated += zip(batch.ids, batch.flipped.tolist(), strict=True)
 
     def predict_step(self, batch, _):
-        assert isinstance(batch, PromptBatch)
         return batch
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-SMALL = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
 
 
 @pytest.fixture
@@ -61,12 +53,11 @@ def trainer(tmp_path):
 
 @pytest.fixture
 def data(write_rows, pair_rows, tiny_tokenizer_folder):
-    train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
+    files = Files(write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl"))
+    small = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
 
-    def make(source=None, **options):
-        return PreferenceDataModule(
-            source or Files(train, validation), tiny_tokenizer_folder, **(SMALL | options)
-        )
+    def make(source=files, **options):
+        return PreferenceDataModule(source, tiny_tokenizer_folder, **(small | options))
 
     return make
 
@@ -80,7 +71,10 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, caplog):
     # Epochs are permutations without the incomplete batch.
     ids = [name for _, names, _ in module.seen for name in names]
     assert len(set(ids[:44])) == len(set(ids[44:])) == 44 and ids[:44] != ids[44:]
-    assert len(module.evaluated) == 20 and {flag for _, flag in module.evaluated} == {-1}
+    # Likewise the seven batches of six pairs of an epoch of meta-batches.
+    assert len({name for _, _, meta in module.seen[:20] for name in meta or ()}) == 42
+    held_out = [(name, -1) for name in datamodule.validation_pairs.rows["id"]]
+    assert module.evaluated == held_out * 2
     flipped = sum(datamodule.train_pairs.swapped)
     assert datamodule.counts == {
         "train": {"rows": 46, "kept": 46, "no augmented prompt": 0, "flipped": flipped},
@@ -167,22 +161,20 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
     assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text
 
 
-def test_predict_answers_each_prompt_once(trainer, data, write_rows, pair_rows):
-    rows = write_rows([row | {"chosen": f" {k}"} for row in pair_rows(6) for k in range(3)], "repeated.jsonl")
-    datamodule = data(Files(rows, rows))
-    batches = trainer().predict(Recorder(), datamodule)
-    assert [len(batch) for batch in batches] == [4, 2]
-    # Nothing else is needed, and nothing else is tokenized.
-    assert datamodule.validation_pairs is None and datamodule.counts == {}
-    prompts = [row["prompt"] for row in pair_rows(6)]
-    found = {place: text for batch in batches for place, text in zip(batch.places, batch.asked, strict=True)}
-    assert [found[place] for place in range(6)] == prompts
-    names = read_preferences(rows)["id"][::3]
-    for batch in batches:
-        assert batch.ids == [names[place] for place in batch.places] and batch.asked == batch.prompts
-        for text, ids, mask in zip(batch.prompts, batch.input_ids, batch.attention_mask, strict=True):
-            assert mask.tolist() == sorted(mask.tolist())
-            assert datamodule.tokenizer.decode(ids[mask == 1][1:]) == text
+def test_what_processes_share(data):
+    """Global batches that they cannot: pacmr_lightning/test_cli.py."""
+    datamodule = data()
+    datamodule.setup("fit")
+    pairs = datamodule.validation_pairs
+    ids = pairs.rows["id"][:]
+    first, second = (EvaluationStream(pairs, 3, rank, 2) for rank in (0, 1))
+    # The tenth pair alone would be too few for both, so it joins the batch before it.
+    assert [first[number].ids for number in range(len(first))] == [ids[0:3:2], ids[3:6:2], ids[6::2]]
+    assert [second[number].ids for number in range(len(second))] == [ids[1:3:2], ids[4:6:2], ids[7::2]]
+    with pytest.raises(UserError, match="each of 11 processes needs one"):
+        EvaluationStream(pairs, 20, world_size=11)
+    with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
+        TrainingStream(datamodule.train_pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
 
 
 def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, write_rows, caplog):
@@ -212,7 +204,9 @@ def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, p
     drawn = draw_prompts(Files(path, path), 20, 42)
     places = [[row["prompt"] for row in rows].index(prompt.text) for prompt in drawn]
     assert len(drawn) == 20 and places == sorted(places)
-    other = write_rows([row | {"id": str(i), "chosen": " x"} for i, row in enumerate(rows[::-1])], "o.jsonl")
+    # A prompt counts once, with the id of its first pair.
+    again = [row | {"id": str(i), "chosen": " x"} for i, row in enumerate(rows[::-1] + rows)]
+    other = write_rows(again, "other.jsonl")
     found = draw_prompts(Files(other, other), 20, 42)
     assert [prompt.text for prompt in found] == [prompt.text for prompt in drawn[::-1]]
     assert [prompt.id for prompt in found] == [str(59 - place) for place in places[::-1]]
@@ -228,7 +222,7 @@ def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, p
     ("option", "value", "named"),
     [
         *((name, 0, name) for name in ("global_batch_size", "validation_batch_size", "meta_batch_size")),
-        *((name, 0, name) for name in ("predict_prompts", "predict_max_length")),
+        *((name, 0, name) for name in ("predict_prompts", "predict_max_length", "validation_sample")),
         *(("noise_rate", 1.0, "noise_rate"), ("num_workers", -1, "num_workers")),
         *(("meta_every", 0, r"meta_every \(the weighting's every\)"), ("max_length", 1, "max_length .*")),
     ],

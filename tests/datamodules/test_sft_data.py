@@ -29,9 +29,7 @@ def files(write_rows):
 @pytest.fixture
 def ready(tmp_path):
     def make(source, **options):
-        if "tokenizer" not in options:
-            options.setdefault("vocab_size", 300)
-        data = SFTDataModule(source, **options)
+        data = SFTDataModule(source, vocab_size=300, **options)
         data.trainer = quiet_trainer(tmp_path)
         data.prepare_data()
         data.setup("fit")
@@ -41,42 +39,33 @@ def ready(tmp_path):
 
 
 def test_batches_hold_the_loss_on_the_completion_only(files, ready):
-    rows = rows_of(10)
+    rows = [row | {"completion": row["completion"] * (1 + i % 3)} for i, row in enumerate(rows_of(10))]
     data = ready(files(rows), batch_size=4)
-    tokenizer = data.tokenizer
     seen = []
     for batch in data.train_dataloader():
-        assert set(batch) == {"input_ids", "attention_mask", "labels"}
+        assert list(batch) == ["input_ids", "attention_mask", "labels"]
         assert all(t.dtype == torch.long and t.shape == batch["labels"].shape for t in batch.values())
-        for ids, mask, labels in zip(
-            *(batch[k] for k in ("input_ids", "attention_mask", "labels")), strict=True
-        ):
-            length = int(mask.sum())
-            assert mask[:length].all() and not mask[length:].any()
-            assert (ids[length:] == tokenizer.pad_token_id).all() and (labels[length:] == -100).all()
-            ids, labels = ids[:length], labels[:length]
-            start = int((labels != -100).nonzero()[0])
-            assert torch.equal(labels[start:], ids[start:])
-            assert ids[0] == tokenizer.bos_token_id
-            assert ids[-1] == tokenizer.eos_token_id and (ids == tokenizer.eos_token_id).sum() == 1
-            seen.append((tokenizer.decode(ids[1:start]), tokenizer.decode(ids[start:-1])))
-    assert sorted(seen) == sorted((row["prompt"], row["completion"]) for row in rows)
-    assert [row["prompt"] for row in rows] != [prompt for prompt, _ in seen]
-
-
-def order(data, epoch=0):
-    loader = data.train_dataloader()
-    loader.sampler.set_epoch(epoch)
-    return torch.cat([batch["input_ids"].flatten() for batch in loader]).tolist()
+        for ids, mask, labels in zip(*batch.values(), strict=True):
+            start, end = int((labels != -100).nonzero()[0]), int(mask.sum())
+            assert mask[:end].all() and not mask[end:].any()
+            assert (ids[end:] == data.tokenizer.pad_token_id).all() and (labels[end:] == -100).all()
+            assert torch.equal(labels[start:end], ids[start:end])
+            seen.append([data.tokenizer.decode(part) for part in (ids[:start], ids[start:end])])
+    expected = [[f"<bos>{row['prompt']}", f"{row['completion']}<eos>"] for row in rows]
+    assert sorted(seen) == sorted(expected) and seen != expected
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(files, ready):
     source = files(rows_of(12))
-    assert order(ready(source, seed=1)) == order(ready(source, seed=1))
-    assert order(ready(source, seed=1)) != order(ready(source, seed=2))
-    data = ready(source)
-    assert order(data, 0) != order(data, 1)
-    assert order(data, 1) == order(data, 1)
+
+    def order(seed, epoch):
+        loader = ready(source, seed=seed).train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        return torch.cat([batch["input_ids"].flatten() for batch in loader]).tolist()
+
+    first, other_epoch, other_seed = order(1, 0), order(1, 1), order(2, 0)
+    assert first == order(1, 0) and other_epoch == order(1, 1)
+    assert first != other_epoch and first != other_seed
 
 
 def test_ranks_share_the_rows_and_validate_none_twice(files, ready):

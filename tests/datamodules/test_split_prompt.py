@@ -8,24 +8,11 @@ HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rejected", "expected"),
-    [
-        (HH + " because", HH + " no", (HH, " because", " no", None)),
-        # A shared beginning of the responses stays in them.
-        (HH + " I am glad", HH + " I am sad", (HH, " I am glad", " I am sad", None)),
-        (HH + " a", HH.removesuffix("\n\nHuman: why?\n\nAssistant:") + "\n\nAssistant: b", DIFFERENT_PROMPTS),
-        ("\n\nHuman: hi", "\n\nHuman: hi there", NO_COMMON_PROMPT),
-    ],
-)
-def test_transcripts_end_their_prompt_at_the_last_assistant_turn(chosen, rejected, expected):
-    split = split_prompt(chosen, rejected)
-    found = (split.prompt, *split.responses, split.reason)
-    assert found == (expected if isinstance(expected, tuple) else ("", expected))
-
-
-@pytest.mark.parametrize(
     ("chosen", "rejected", "prompt"),
     [
+        # The last turn of a transcript is the response, also where both begin alike.
+        (HH + " because", HH + " no", HH),
+        (HH + " I am glad", HH + " I am sad", HH),
         ("The sky is blue", "The sky is green", "The sky is"),
         # Both words begin with "bl"; TRL would cut them there.
         ("The sky is blue", "The sky is black", "The sky is"),
@@ -35,7 +22,7 @@ def test_transcripts_end_their_prompt_at_the_last_assistant_turn(chosen, rejecte
         ("same text", "same text", "same"),
     ],
 )
-def test_common_prefix_ends_before_whitespace(chosen, rejected, prompt):
+def test_the_common_prompt_ends_before_whitespace(chosen, rejected, prompt):
     split = split_prompt(chosen, rejected)
     assert split.prompt == prompt
     assert [prompt + response for response in split.responses] == [chosen, rejected]

@@ -1,23 +1,21 @@
-from pathlib import Path
-
 import datasets
 import pytest
 from peft import LoraConfig
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
-from pacmr_lightning.datamodules.tokenizer import load_tokenizer, prompt_tokens, response_tokens
+from pacmr_lightning.datamodules.tokenizer import (
+    load_tokenizer,
+    prompt_tokens,
+    response_tokens,
+    train_tokenizer,
+)
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
 from .checked_rows import pairs
-
-
-def test_prompt_has_one_bos_and_keeps_its_own_end(tokenizer):
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    plain, ended, begun, empty = prompt_tokens(tokenizer, ["the sea", "the sea<eos>", "<bos>the sea", ""])
-    assert plain[0] == bos and plain.count(bos) == 1 and eos not in plain
-    assert ended == [*plain, eos] and begun == plain and empty == [bos]
 
 
 def test_one_token_may_be_bos_eos_and_padding(tokenizer):
@@ -28,10 +26,8 @@ def test_one_token_may_be_bos_eos_and_padding(tokenizer):
     row = {"prompt": "the sea<eos>", "chosen": " calm", "rejected": " rain<eos>"}
     kept, _ = tokenize_pairs(pairs(row), tokenizer, 50)
     assert tokenizer.decode(kept["prompt_ids"][0]) == "<eos>the sea<eos>"
-    assert [tokenizer.decode(kept[side][0]) for side in ("chosen_ids", "rejected_ids")] == [
-        " calm<eos>",
-        " rain<eos>",
-    ]
+    assert tokenizer.decode(kept["chosen_ids"][0]) == " calm<eos>"
+    assert tokenizer.decode(kept["rejected_ids"][0]) == " rain<eos>"
 
 
 def test_dropped_pairs_are_counted_by_reason(tokenizer):
@@ -51,15 +47,6 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
     assert kept["chosen_ids"][:] == response_tokens(tokenizer, ["x"], [" a"])
     once = dict.fromkeys(("different prompts", "no common prompt", "no augmented prompt"), 1)
     assert counts == {"rows": 9, "kept": 1, "too long": 1, "empty response": 3, "equal responses": 2} | once
-
-
-def test_length_limit_is_exact(tokenizer, pair_rows):
-    rows = pairs(*pair_rows(1))
-    row = tokenize_pairs(rows, tokenizer, 1000)[0][0]
-    length = len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-    assert tokenize_pairs(rows, tokenizer, length)[1]["kept"] == 1
-    with pytest.raises(UserError, match=rf"None of the 1 pairs .* max_length {length - 1} \(1 too long\)"):
-        tokenize_pairs(rows, tokenizer, length - 1)
 
 
 def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
@@ -87,28 +74,21 @@ def test_augmented_prompts(tokenizer):
     assert (counts["kept"], counts["no augmented prompt"]) == (5, 3)
 
 
-def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
-    rows = pair_rows(3, eta=0.3, category="c")
-    rows = pairs(*(row | {"flipped": f} for row, f in zip(rows, (True, False, None), strict=True)))
-    kept, _ = tokenize_pairs(rows, tokenizer, 100)
-    assert kept["flipped"][:] == [1, 0, -1]
-    assert kept["eta"][:] == [0.3] * 3 and kept["category"][:] == ["c"] * 3
-
-
 SECOND_PROCESS = """
 import os, sys
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
-from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer, train_tokenizer
 tokenizer = load_tokenizer(sys.argv[2])
 tokenizer(["used", "before"], padding=True)
 assert os.environ.get("PYTHONHASHSEED", "random") != "random" or hash("prompt") != int(sys.argv[3])
 kept, counts = tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, 100)
 print(counts["kept"])
+print(train_tokenizer(["the sea is calm, and so is the rain"], 300).backend_tokenizer.to_str())
 """
 
 
-def test_second_process_reads_the_cache(
+def test_second_process_reads_the_cache_and_trains_the_same_tokenizer(
     write_rows, pair_rows, tokenizer, tiny_tokenizer_folder, tmp_path, monkeypatch, forked
 ):
     path, cache = write_rows(pair_rows(20)), tmp_path / "cache"
@@ -116,22 +96,19 @@ def test_second_process_reads_the_cache(
 
     def run(max_length):
         assert tokenize_pairs(read_preferences(path), tokenizer, max_length)[1]["kept"] == 20
-        return files()
-
-    def files():
-        return {str(f): f.stat().st_mtime_ns for f in Path(cache).rglob("*.arrow")}
+        return {str(file): file.stat().st_mtime_ns for file in cache.rglob("*.arrow")}
 
     first = run(100)
     assert len(first) == 2
     words = (path, tiny_tokenizer_folder, hash("prompt"))
     output, errors = forked(SECOND_PROCESS, *words, HF_DATASETS_CACHE=str(cache)).communicate()
-    assert output.strip() == "20" and files() == first, errors
+    trained = train_tokenizer(["the sea is calm, and so is the rain"], 300).backend_tokenizer.to_str()
+    assert output.splitlines() == ["20", trained], errors
+    assert run(100) == first
     assert len(run(99)) == 3
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
-    with pytest.raises(UserError, match=r"does not exist"):
-        load_tokenizer(str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"tokenizer is .*, which AutoTokenizer cannot load") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
@@ -148,7 +125,6 @@ OWN, BASES = "{{ 'own' }}", "{{ 'base' }}"
     ("own", "base", "expected", "said"),
     [
         (OWN, BASES, OWN, "'s own tokenizer and chat template are used, not those of its base"),
-        (OWN, None, OWN, "'s own tokenizer and chat template are used, not those of its base"),
         (None, BASES, BASES, "'s own tokenizer is used, with the chat template of its base"),
         ("no tokenizer", BASES, BASES, "has no tokenizer; that of its base"),
     ],
@@ -177,3 +153,34 @@ def test_padding_falls_back_to_eos(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "no-pad")
     loaded = load_tokenizer(str(tmp_path / "no-pad"))
     assert loaded.pad_token_id == loaded.eos_token_id
+
+
+TEXTS = [text for row in World().sft_rows(500, 0) for text in row.values()]
+HARD = [
+    "Describe the ocean in a calm mood:",
+    " bright cold deep wild",
+    "  two leading spaces, one trailing ",
+    "Don 't tidy , this up . I 'm n't",
+    "line\n\n\tbreaks\r\n and é, ﬁ, 漢字, 🙂, \u200b, \u0301",
+    "",
+]
+
+
+def test_the_trained_tokenizer(tmp_path):
+    """In memory, and loaded again."""
+    trained = train_tokenizer(TEXTS, vocab_size=420)
+    trained.save_pretrained(tmp_path)
+    for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path)):
+        assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
+        for text in HARD:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert tokenizer.decode(ids) == text
+            assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+        frequent = tokenizer(" bright cold deep wild", add_special_tokens=False)["input_ids"]
+        assert len(frequent) == 4 and len(tokenizer) <= 420
+
+
+def test_a_vocabulary_that_cannot_hold_all_bytes():
+    with pytest.raises(UserError, match=r"vocab_size is 258, but .* at least 259"):
+        train_tokenizer(TEXTS, vocab_size=258)
+    assert len(train_tokenizer(TEXTS, vocab_size=259)) == 259

@@ -7,13 +7,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
 from pacmr_lightning.policy.chat_template import end_tokens, render, template_warnings
 
-from .checked_rows import demonstrations, pairs
+from .checked_rows import pairs
 
 CORPUS = ["Name a colour of the sea. The sea is blue and calm.", "Human: a sea?\n\nAssistant: blue.\n"] * 20
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
@@ -94,11 +94,7 @@ def test_texts(family, added):
     # WordPiece writes the rest of a word in other tokens than a word.
     texts = [each for each in TEXTS if family != "WordPiece" or each[0] != "The se"]
     rows = [dict(zip(("prompt", *sides), each, strict=True)) for each in texts]
-    completions = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
-    trained = tokenize_completions(demonstrations(*completions), tokenizer, 100)[0]
-    for row, found, completion in zip(
-        rows, tokenize_pairs(pairs(*rows), tokenizer, 100)[0], trained, strict=True
-    ):
+    for row, found in zip(rows, tokenize_pairs(pairs(*rows), tokenizer, 100)[0], strict=True):
         whole_ids = []
         for side in sides:
             whole = tokenizer(row["prompt"] + row[side].removesuffix("</s>") + "</s>")["input_ids"]
@@ -109,8 +105,6 @@ def test_texts(family, added):
         if all(ids[: len(found["prompt_ids"])] == found["prompt_ids"] for ids in whole_ids):
             # No token spans the boundary: the ids are the same, too.
             assert [found["prompt_ids"] + found[f"{side}_ids"] for side in sides] == whole_ids, row
-        assert completion["prompt_ids"] == found["prompt_ids"], row
-        assert completion["completion_ids"] == found["chosen_ids"], row
         if added == "<s> $A" and family != "WordPiece" and not row["prompt"].endswith("</s>"):
             decoded = decode_response(tokenizer, found["prompt_ids"], found["chosen_ids"])
             assert decoded == row["chosen"], "as it was written"
@@ -166,22 +160,16 @@ def test_marks_that_are_no_tokens():
 
 
 @pytest.mark.parametrize(
-    ("response", "expected"),
+    ("expected", "given"),
     [
-        ("blue.<|im_end|>", "<|im_end|>"),
-        ("blue.<|im_end|>\n", "<|im_end|>"),
-        ("blue.</s>", "</s>"),
-        ("blue.</s><|im_end|>", "<|im_end|>"),
-        ("blue.<|im_end|></s>", "<|im_end|>"),
-        ("blue.</s></s>", "</s>"),
-        ("blue.</s>\n", "</s>"),
-        ("blue.", "</s>"),
+        ("<|im_end|>", ["<|im_end|>", "<|im_end|>\n", "</s><|im_end|>", "<|im_end|></s>"]),
+        ("</s>", ["", "</s>", "</s>\n", "</s></s>"]),
     ],
 )
-def test_one_end_token_of_several(response, expected):
+def test_one_end_token_of_several(expected, given):
     tokenizer = build("byte level", template=CHATML)
-    [ids] = response_tokens(tokenizer, ["a sea?\n"], [response])
-    assert tokenizer.decode(ids) == f"blue.{expected}"
+    found = response_tokens(tokenizer, ["a sea?\n"] * 4, [f"blue.{end}" for end in given])
+    assert tokenizer.batch_decode(found) == [f"blue.{expected}"] * 4
 
 
 def test_a_generation_prompt_that_conversations_lack():

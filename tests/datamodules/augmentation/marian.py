@@ -5,14 +5,10 @@ a sentence must give is known: ``back_and_forth``. The forward model has two tar
 has: it is trained with ``>>cmn_Hans<<`` only and would be at a loss without.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import sqlite3
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -36,31 +32,28 @@ LONGEST = 10
 """Words in a sentence that the models are trained on."""
 
 
-def sentence(words: list[str]) -> str:
+def sentence(words):
     """Words as an English text: no space before punctuation."""
     return re.sub(r" (?=[:.?,])", "", " ".join(words))
 
 
-def back_and_forth(text: str) -> str:
+def back_and_forth(text):
     """What comes back of a text of known words: the first word of each meaning."""
     return sentence([_FIRST[word] for word in re.findall(r"\w+|[:.?,]", text)])
 
 
-def random_words(rng: random.Random) -> list[str]:
-    words: list[str] = []
+def random_words(rng):
+    words = []
     for _ in range(rng.randint(1, LONGEST)):
         words += rng.choices(_WORDS) + (rng.choices(_PUNCTUATION) if rng.random() < 0.2 else [])
     return words[:LONGEST]
 
 
-Written = Callable[[list[str]], str]
-
-
-def _chinese(words: list[str]) -> str:
+def _chinese(words):
     return "".join(_CHINESE[word] for word in words)
 
 
-def _train_pieces(texts: list[str], path: Path, kind: str, size: int) -> None:
+def _train_pieces(texts, path, kind, size):
     options = {"model_type": kind, "vocab_size": size, "character_coverage": 1.0, "hard_vocab_limit": False}
     options |= {"bos_id": -1, "minloglevel": 2}
     with path.open("wb") as file:
@@ -68,7 +61,7 @@ def _train_pieces(texts: list[str], path: Path, kind: str, size: int) -> None:
         train(sentence_iterator=iter(texts), model_writer=file, **options)
 
 
-def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> MarianTokenizer:
+def _tokenizer(folder, source, target, codes):
     vocabulary = ["</s>", "<unk>"]
     for path in (source, target):
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -79,8 +72,7 @@ def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> Ma
     return MarianTokenizer(str(source), str(target), str(file), model_max_length=POSITIONS)
 
 
-def _model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
-    torch.manual_seed(seed)
+def _model_for(tokenizer):
     options = {"vocab_size": len(tokenizer), "d_model": 64, "max_position_embeddings": POSITIONS}
     for side in ("encoder", "decoder"):
         options |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 128}
@@ -89,12 +81,12 @@ def _model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
     return MarianMTModel(MarianConfig(**options, dropout=0.0, scale_embedding=True, init_std=0.1))
 
 
-def _train(model: MarianMTModel, tokenizer: MarianTokenizer, source: Written, target: Written) -> None:
+def _train(model, tokenizer, source, target):
     """Trains on random sentences, until no prompt of the world is translated wrongly."""
     rng = random.Random(1)
     prompts = [re.findall(r"\w+|[:.?,]", prompt) for prompt in World().prompts()]
 
-    def inputs(batch: list[list[str]]) -> dict[str, torch.Tensor]:
+    def inputs(batch):
         texts, targets = ([write(words) for words in batch] for write in (source, target))
         found = tokenizer(texts, text_target=targets, padding=True, return_tensors="pt")
         found["labels"][found["labels"] == tokenizer.pad_token_id] = -100
@@ -117,7 +109,7 @@ def _train(model: MarianMTModel, tokenizer: MarianTokenizer, source: Written, ta
     model.eval()
 
 
-def train_translators(folder: Path) -> None:
+def train_translators(folder):
     """Writes the models ``en-zh`` and ``zh-en`` into a folder (seconds on one core)."""
     rng = random.Random(0)
     sample = [random_words(rng) for _ in range(2000)]
@@ -126,15 +118,18 @@ def train_translators(folder: Path) -> None:
     _train_pieces([_chinese(words) for words in sample], chinese, "char", 100)
     forward = _tokenizer(folder, english, chinese, [">>cmn_Hans<<", ">>cmn_Hant<<"])
     backward = _tokenizer(folder, chinese, english, [])
-    there, back = _model_for(forward, 0), _model_for(backward, 0)
-    _train(there, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese)
-    _train(back, backward, _chinese, lambda words: back_and_forth(sentence(words)))
-    for model, tokenizer, name in ((there, forward, "en-zh"), (back, backward, "zh-en")):
+    for name, seed, tokenizer, source, target in (
+        ("en-zh", 0, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese),
+        ("zh-en", 1, backward, _chinese, lambda words: back_and_forth(sentence(words))),
+    ):
+        torch.manual_seed(seed)
+        model = _model_for(tokenizer)
+        _train(model, tokenizer, source, target)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
 
-def stored(path: Path) -> int:
+def stored(path):
     """The number of pieces in a store."""
     with sqlite3.connect(path) as database:
         return database.execute("SELECT count(*) FROM answers").fetchone()[0]

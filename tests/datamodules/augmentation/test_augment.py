@@ -20,7 +20,6 @@ from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
     read_augmentations,
 )
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
-from pacmr_lightning.datamodules.augmentation.structure import cut
 from pacmr_lightning.datamodules.augmentation.translator import BackTranslation
 from pacmr_lightning.datamodules.rewording import VERSION, reword
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
@@ -28,6 +27,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 
 from .marian import back_and_forth, random_words, sentence, stored, translators  # noqa: F401
+from .test_structure import frame
 
 main = partial(run_tool, "augment", augment)
 
@@ -39,10 +39,6 @@ def rewriter(translators):  # noqa: F811
 
 def rows_of(path):
     return pq.read_table(path).to_pylist()
-
-
-def without_contents(prompt):
-    return [part.text for part in cut(prompt) if not part.content]
 
 
 def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
@@ -99,7 +95,7 @@ def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
     with pytest.raises(UserError, match=r"No training pair of rows\.jsonl has a usable prompt"):
         augment(Files(write_rows([unusable])), "out.parquet", Rules())
     for prompt, augmented in found.items():
-        assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
+        assert augmented != prompt and frame(augmented) == frame(prompt)
     new = found[STRANGE[1]]
     assert re.fullmatch(r"SUBREDDIT: r/sea\n\nTITLE: .+\n\nPOST: .+\n\n\* .+ \n\n.+\n\nTL;DR:", new)
     assert found[STRANGE[3]].startswith("  What is the ocean?\n\n1. a mood\n2) a book \n")
@@ -141,14 +137,8 @@ def test_n_counts_the_pairs_that_vnet_learns_from(write_rows, tiny_tokenizer_fol
         augmented == reword(prompt) for prompt, augmented in read_augmentations(output).prompts.items()
     )
     assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
-    data = PreferenceDataModule(
-        Files(path, path),
-        tiny_tokenizer_folder,
-        max_length=100,
-        meta_every=10,
-        augmentations=output,
-        noise_rate=0.3,
-    )
+    options = {"max_length": 100, "meta_every": 10, "augmentations": output, "noise_rate": 0.3}
+    data = PreferenceDataModule(Files(path, path), tiny_tokenizer_folder, **options)
     data.setup("fit")
     pairs = data.train_pairs
     assert data.counts["train"]["too long"] > 0 and len(pairs) > n
@@ -168,8 +158,6 @@ def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_pa
         augment(source, output, Rules(), 5)
     with pytest.raises(UserError, match=r"n is 5, but 0 of \d+ training pairs have an augmented prompt"):
         augment(source, output, Rules(), 5, tiny_tokenizer_folder)
-    with pytest.raises(UserError, match=r"n is 50, but a sample of the \d+ rows"):
-        augment(source, output, Rules(), 50, tiny_tokenizer_folder)
 
 
 def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkeypatch):  # noqa: F811
@@ -203,19 +191,16 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
     ("arguments", "message"),
     [
         (["--output", "out.csv"], "output is out.csv, but it must be a file ending in .parquet"),
-        (
-            ["--output", "o.parquet", "--rewriter.forward", "./no"],
-            "The model folder ./no does not exist",
-        ),
-        (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
-        (["--output", "o.parquet", "--rewriter.batch_size", "0"], "batch_size is 0"),
-        (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
+        (["--rewriter.forward", "./no"], "The model folder ./no does not exist"),
+        (["--rewriter.num_beams", "0"], "num_beams is 0"),
+        (["--rewriter.batch_size", "0"], "batch_size is 0"),
+        (["--rewriter", "Rules", "--n", "0"], "n is 0"),
     ],
 )
 def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception) as caught:
-        main(["--source", "EmbeddedWorld", "--source.pairs", "9", *arguments])
+        main(["--source", "EmbeddedWorld", "--source.pairs", "9", "--output", "o.parquet", *arguments])
     assert message in str(caught.value) or message in str(caught.value.__cause__)
     assert list(tmp_path.iterdir()) == []
 
@@ -223,7 +208,6 @@ def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
 def test_files_that_hold_no_augmentations(tmp_path):
     nothing = pa.array([], pa.string())
     for columns, message in (
-        (None, "There is no file .*some.parquet"),
         ({"prompt": ["a"], "text": ["b"]}, "some.parquet holds no augmented prompts; name a file that pacmr"),
         ({"prompt": nothing, "augmented_prompt": nothing}, "holds no augmented prompts"),
         (
@@ -231,8 +215,7 @@ def test_files_that_hold_no_augmentations(tmp_path):
             r"row 1 has the augmented prompt \[1\], but it mus",
         ),
     ):
-        if columns is not None:
-            pq.write_table(pa.table(columns), tmp_path / "some.parquet")
+        pq.write_table(pa.table(columns), tmp_path / "some.parquet")
         with pytest.raises(UserError, match=message):
             read_augmentations(tmp_path / "some.parquet")
     table = pa.table({"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})

@@ -35,9 +35,8 @@ def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
     pieces = ["the sea was cut", "the sea in two lines", "the calm", f"{loop}calm", "a loop"]
     server.script = ["cut short"]
     found = paraphrase.rewrite([pieces], tmp_path / "answers.sqlite")
-    assert [found[piece].text for piece in pieces] == [
-        *(*pieces[:2], "the still", "the ocean " * 6 + "still", "a loop")
-    ]
+    texts = [found[piece].text for piece in pieces]
+    assert texts == [*pieces[:2], "the still", "the ocean " * 6 + "still", "a loop"]
     assert found["a loop"].kept == REPEATED
     assert found[pieces[0]].kept == CUT
     assert found[pieces[1]].kept == "the answer is not of the kind that was asked for"

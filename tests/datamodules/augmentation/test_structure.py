@@ -127,30 +127,19 @@ def test_the_frame_stays_when_contents_change(text):
     assert set(contents(other)) <= {"other words"}
 
 
-def checked_parts(prompt):
-    parts = cut(prompt)
-    assert joined(parts) == prompt
-    assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
-    return parts
-
-
-def test_all_real_posts(shared_data):
-    prompts = {row["prompt"] for row in read_lines(shared_data / "tldr" / "train.jsonl.gz")}
-    for prompt in prompts:
-        parts = checked_parts(prompt)
-        first, last = parts[0], parts[-1]
-        assert not first.content and re.fullmatch(r"SUBREDDIT: r/\S+\n\nTITLE: \W*", first.text)
-        assert not last.content and last.text.endswith("TL;DR:")
-        assert sum("\n\nPOST:" in part.text for part in parts if not part.content) == 1
-    assert len(prompts) > 1000
-
-
-def test_all_real_transcripts(shared_data):
-    turns = 0
-    for row in read_lines(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
-        prompt = split_row(None, row["chosen"], row["rejected"]).prompt
-        marks = re.findall(r"\n\n(?:Human|Assistant):", prompt)
-        text = "".join(part.text for part in checked_parts(prompt) if not part.content)
-        assert re.findall(r"\n\n(?:Human|Assistant):", text) == marks
-        turns += len(marks)
-    assert turns > 5000
+@pytest.mark.parametrize(
+    ("file", "marks"),
+    [
+        ("tldr/train.jsonl.gz", r"^SUBREDDIT: r/\S+\n\nTITLE: |\n\nPOST:|TL;DR:$"),
+        ("hh/harmless-base/train.jsonl.gz", r"\n\n(?:Human|Assistant):"),
+    ],
+)
+def test_real_prompts(shared_data, file, marks):
+    """Headers and turns of all of them are frame, and no content reads like one."""
+    rows = read_lines(shared_data / file)
+    assert len(rows) > 1000
+    for row in rows:
+        prompt = split_row(row.get("prompt"), row["chosen"], row["rejected"]).prompt
+        assert joined(cut(prompt)) == prompt
+        assert re.findall(marks, "".join(frame(prompt))) == re.findall(marks, prompt)
+        assert not any(looks_like_frame(text) or "\n" in text for text in contents(prompt))

@@ -163,6 +163,8 @@ def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
     assert in_order(folder, audited) == (3 * PAIRS * 3 // 32, True)
     assert (read_weights(folder)["weight"] == 1).all()
     assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.75
+    counts = json.loads((folder / "summary.json").read_text())["counts"]["train"]
+    assert counts["kept"] == PAIRS and counts["easiest"] == PAIRS * 3 // 4
 
     for as_trained, count in ((True, PAIRS * 3 // 4), (False, PAIRS)):
         _, data, _ = load_run(find_run(str(folder), "last"), as_trained=as_trained)
