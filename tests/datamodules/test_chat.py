@@ -11,7 +11,6 @@ from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy.chat_template import render
 
 from ..conftest import TURNS
 from .checked_rows import demonstrations, pairs
