@@ -200,10 +200,11 @@ def pair_rows():
 
 
 @pytest.fixture
-def server(request):
-    """A chat endpoint on this machine that answers by the test file's ``reply``."""
+def server(request, monkeypatch):
+    """A chat endpoint on this machine that answers by the test file's ``reply``, without a key."""
     from .pacmr_lightning.evaluation.faulty_server import FaultyServer
 
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with FaultyServer(request.module.reply) as server:
         yield server
 

@@ -16,9 +16,7 @@ MEANS = ["l1", "coverage", "clean_accuracy", "direction_agreement"]
 
 
 def measured(pairs, taus=TAUS):
-    frame = pd.DataFrame(pairs, columns=["u", "augmented_u", "clean"]).astype(
-        {"u": float, "augmented_u": float}
-    )
+    frame = pd.DataFrame(pairs, columns=["u", "augmented_u", "clean"])
     return consistency_by_threshold(frame.assign(prompt=range(len(pairs))), taus)
 
 

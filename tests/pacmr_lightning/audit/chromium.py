@@ -19,7 +19,7 @@ assert BROWSER or os.environ.get("PACMR_REQUIRE_BROWSER") != "1", (
 
 
 class Tab:
-    """One tab; ``requests`` are the addresses that it has asked for."""
+    """One tab; ``events`` are those since it was last opened."""
 
     def __init__(self, process: subprocess.Popen):
         self.process, self.buffer, self.number = process, b"", 0
@@ -51,12 +51,6 @@ class Tab:
         if "method" in found:
             self.events.append(found)
         return found
-
-    @property
-    def requests(self):
-        return [
-            e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"
-        ]
 
     def open(self, url):
         self.events.clear()

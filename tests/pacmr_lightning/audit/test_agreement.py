@@ -1,4 +1,4 @@
-"""p, the rate of flips and reliabilities from simulated labels whose truth is known, and from real votes."""
+"""p, the rate of flips and reliabilities from simulated labels whose truth is known."""
 
 from dataclasses import replace
 
@@ -7,14 +7,10 @@ import pandas as pd
 import pytest
 from scipy.special import expit, logit
 from scipy.stats import binom
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
-from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit.agreement import SCORE_VOTES, Votes, agreement
 from pacmr_lightning.audit.asking import pairs_to_judge, reliability_of_judges
-
-from ...conftest import read_lines
 
 
 def scores(n, rate, slope=1.5, spread=2.0, prompts=None, seed=0):
@@ -89,15 +85,22 @@ def test_several_votes_say_what_the_score_is_worth(strength):
 # Random flips
 
 
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_random_flips(rate):
+    u, _, prompts = scores(12000, rate, seed=1)
+    found = agreement(u, prompts, resamples=60)
+    assert found.predicts and found.identified
+    assert found.rate == pytest.approx(rate, abs=3 * error(found)) and error(found) < 0.02
+    assert found.slope == pytest.approx(1.5, rel=0.5)
+
+
 def test_the_interval_holds_the_rate():
     """In 12 worlds the 95% interval misses no more than 3 times (P below 0.03% if it keeps its promise)."""
     hits = 0
     for seed in range(12):
-        rate = (0.05, 0.3)[seed % 2]
-        u, _, prompts = scores(2000, rate, seed=seed)
+        u, _, prompts = scores(2000, 0.3, seed=seed)
         found = agreement(u, prompts, resamples=50)
-        hits += found.low <= rate <= found.high
-        assert found.predicts and error(found) < 0.05
+        hits += found.low <= 0.3 <= found.high
     assert hits >= 9
 
 
@@ -124,9 +127,8 @@ def test_a_given_rate_and_several_votes():
     u, wrong, _ = scores(4000, 0.3, seed=5)
     more = rng.random((4000, 3)) < np.where(wrong, 0.3, 0.7)[:, None]
     right = 1 + more.sum(1).astype(float)
-    found = agreement(
-        u, np.arange(4000), Votes(right, 4 - right, np.zeros((4000, 0))), known=0.3, resamples=2
-    )
+    votes = Votes(right, 4 - right, np.zeros((4000, 0)))
+    found = agreement(u, np.arange(4000), votes, known=0.3, resamples=2)
     assert calibrated(found.p, ~wrong, 0.05)
     tie = right == 2
     np.testing.assert_allclose(found.p[tie], expit(found.margin[tie]), atol=1e-6)
@@ -181,20 +183,11 @@ def judged(n, rate, slope, reliabilities, seed=0, size=1.5, silent=0.1):
     return np.where(leaned == label, magnitude, -magnitude), np.arange(n) // 2, votes, right
 
 
-def interval(found, j=0):
-    """95% interval of a judge's reliability."""
-    return np.quantile(found.draws[:, 2 + j], (0.025, 0.975))
-
-
-def inside(value, ends):
-    return ends[0] <= value <= ends[1]
-
-
 def test_reliabilities_are_recovered():
     u, prompts, votes, right = judged(4000, 0.3, 1.2, (0.9, 0.7, 0.5))
     found = agreement(u, prompts, votes, resamples=60)
     assert found.identified and found.rate == pytest.approx(0.3, abs=0.015)
-    assert inside(0.3, (found.low, found.high)) and found.slope == pytest.approx(1.2, abs=0.12)
+    assert found.low <= 0.3 <= found.high and found.slope == pytest.approx(1.2, abs=0.12)
     assert found.reliabilities == pytest.approx([0.9, 0.7, 0.5], abs=0.03)
     verdicts = pd.DataFrame(votes.verdicts, columns=["vote_1", "vote_2", "vote_3"])
     table = reliability_of_judges(["a", "b", "c"], verdicts, found)
@@ -261,39 +254,10 @@ def test_pairs_may_be_chosen_by_the_score_and_the_label():
     asked = np.isin(np.arange(6000), np.argsort(u)[:1500])
     votes = replace(votes, verdicts=votes.verdicts * asked[:, None])
     found = agreement(u, prompts, votes, resamples=60)
-    low, high = interval(found)
-    assert inside(0.8, (low, high)) and high - low < 0.15
-    assert inside(0.3, (found.low, found.high)) and found.high - found.low < alone.high - alone.low + 0.01
+    low, high = np.quantile(found.draws[:, 2], (0.025, 0.975))  # of the judge's reliability
+    assert low <= 0.8 <= high and high - low < 0.15
+    assert found.low <= 0.3 <= found.high and found.high - found.low < alone.high - alone.low + 0.01
     said = votes.verdicts[asked, 0]
     assert abs((said[said != 0] > 0).mean() - (0.8 * 0.7 + 0.2 * 0.3)) > 0.05, "they are not like the others"
     before, after = (average_precision_score(~right[asked], -each.margin[asked]) for each in (alone, found))
     assert after > before + 0.05
-
-
-# Real votes
-
-
-def test_votes_that_people_gave(shared_data):
-    """Lengths alone, fitted to single votes of other debates, against the other votes on the same pairs."""
-    rows = read_lines(shared_data / "ukp" / "votes.jsonl.gz")
-    debates = np.unique([row["prompt"] for row in rows], return_inverse=True)[1]
-    longer = np.array([len(row["chosen"]) - len(row["rejected"]) for row in rows])[:, None] / 100.0
-    u = np.zeros(len(rows))
-    for train, test in GroupKFold(5).split(longer, groups=debates):
-        both, sides = np.concatenate([longer[train], -longer[train]]), np.repeat([1, 0], len(train))
-        model = LogisticRegression(fit_intercept=False).fit(both, sides)
-        u[test] = model.decision_function(longer[test])
-    found = agreement(u, debates, resamples=30)
-    others, against = (
-        np.array([sum(row[name] for name in names) for row in rows])
-        for names in (("others_for", "others_against"), ("others_against",))
-    )
-    suspected = found.p < 0.5
-    share, low, high = found.contradicted(suspected)
-    measured = against[suspected].sum() / others[suspected].sum()
-    assert found.predicts and suspected.sum() > 1000
-    assert share == pytest.approx(measured, abs=0.1) and low < measured < high
-    agreeing = [
-        1 - against[part].sum() / others[part].sum() for part in np.array_split(np.argsort(found.p), 5)
-    ]
-    assert np.all(np.diff(agreeing) > 0.02), "those with a higher p are contradicted less"

@@ -16,7 +16,6 @@ from pacmr_lightning.commands.refine import FURTHEST, USES, doubts, folder_besid
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.weighting import AuditedWeights
 
 from ...conftest import write_lines
 from .conftest import PAIRS, fit, fit_words, refused
@@ -195,12 +194,6 @@ def test_an_audit_that_does_not_fit(change, words, message, refined, learned, tm
     options = words.format(table=tmp_path / "pairs.parquet").split()
     assert message in refused(capsys, *fit_words(learned, tmp_path / "run", *options))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_pair_that_an_audit_does_not_know(refined, make_batch):
-    """From Python there may be no datamodule to look at."""
-    with pytest.raises(UserError, match="lacks the pair"):
-        AuditedWeights(str(refined / "audit" / "pairs.parquet")).weights(None, make_batch(2))
 
 
 def test_a_folder_with_other_files_is_left_alone(first, tmp_path, capsys):

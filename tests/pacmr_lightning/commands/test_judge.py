@@ -223,7 +223,8 @@ def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
     assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in stops(*files)
     local = [*files, *endpoint, server.url]
     assert "give both or none" in stops(*local, "--completion_price", "1")
-    assert "nowhere.jsonl is no file" in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
+    no_file = "nowhere.jsonl is no file; name a file of responses, such as a run's generations"
+    assert no_file in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
     assert "have the same 24 responses" in stops(files[0], files[0], *endpoint, server.url)
     few = write_rows(rows(1)[:20], "few.jsonl")
     assert "few.jsonl lacks 4 of the 24 ids of" in stops(files[0], few, *endpoint, server.url)

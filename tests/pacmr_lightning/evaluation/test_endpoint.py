@@ -32,11 +32,6 @@ def is_stored(answer):
     return answer.now == Tokens()
 
 
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
 def test_answers_in_order_each_asked_once_and_kept(server, store):
     """They come back in another order than they were asked in."""
     pauses = random.Random(1)
@@ -113,8 +108,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (401, "status 401: no 401"),
-        (404, "404"),
+        (404, "status 404: no 404"),
         ({"error": {"message": "No credits", "code": 402}}, "No credits"),
     ],
 )
@@ -123,17 +117,15 @@ def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeyp
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=2, retries=1)
     server.script = ["empty", None, *[None] * 5]
     server.always = fault
-    with pytest.raises(
-        UserError, match=rf"refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
-    ) as caught:
+    told = rf"{server.url} .* refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
+    with pytest.raises(UserError, match=told):
         endpoint.ask(said(50), store)
-    assert server.url in str(caught.value)
     assert len(server.requests) <= 7 + 2 * 2 * 2
     server.always = None
     answers = endpoint.ask(said(50), store)
     assert sum(map(is_stored, answers)) == 6
     # The stopped call has kept its bill, of the answer that was thrown away too.
-    assert fault != 401 or sum(a.billed.prompt for a in answers) == 5100
+    assert fault != 404 or sum(a.billed.prompt for a in answers) == 5100
 
 
 def message(content, reason="stop", error=None, **fields):
@@ -194,21 +186,6 @@ def test_what_servers_send(server, store):
     assert len(server.requests) == 1 + len(SENT) + sum(told not in TEXTS for _, told, _ in SENT)
 
 
-def test_answers_that_are_not_valid_are_asked_again(server, store):
-    said_by = iter(["no", "no", "yes"])
-    server.reply = lambda messages: next(said_by)
-    endpoint = Endpoint("judge", base_url=server.url, retries=1)
-    assert endpoint.ask(said(1), store)[0].text == "no"
-    # Also where the answer is in the store already.
-    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", False, 3)
-    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", True, 3)
-    server.reply = lambda messages: "<think>yes</think>no"
-    answer = endpoint.ask(said(2), store, valid=lambda text: text == "yes")[1]
-    assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
-
-
 @pytest.mark.parametrize("fault", [401, "html"])
 def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n")
@@ -216,7 +193,6 @@ def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=1, retries=1)
     server.script = [None, *[fault] * 2, None]
     with AnswerStore(tmp_path / "answers.sqlite") as store:
-        sentence = ""
         try:
             sentence = str([a.problem for a in endpoint.ask(said(3), store)])
         except UserError as error:

@@ -12,7 +12,7 @@ from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdi
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
-from .faulty_server import FaultyServer, prefer_longer, prefer_position_a
+from .faulty_server import FaultyServer, prefer_longer
 
 PAPER = Path(__file__).parents[3].parent / "shared" / "paper" / "pacmr_dpo.tex"
 
@@ -141,11 +141,6 @@ def test_both_orders_decide(task, name, store):
             orders = [[o.preferred for o in v.orders] for v in verdicts]
             assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
             assert "think" not in verdicts[0].orders[0].answer and len(server.requests) == 6
-        systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
-        assert systems == {("system", "user")}
-        server.reply = prefer_position_a
-        other = EndpointJudge(task, model="other", base_url=server.url)
-        assert {(v.preferred, v.inconsistent) for v in other.compare(PAIRS, store)} == {("none", True)}
 
 
 TEMPLATE = (
@@ -228,7 +223,6 @@ def test_bad_reward_models(reward_model, store):
         with pytest.raises(UserError, match=sentence):
             judge.compare(PAIRS, store)
 
-    fails("./nowhere", "nowhere does not exist")
     fails(reward_model("two", labels=2), r"two is no reward model \(it has 2 labels")
     # Without a trained head transformers makes up a random one.
     base = reward_model("base", model_class=LlamaForCausalLM)

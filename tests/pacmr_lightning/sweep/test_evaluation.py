@@ -118,11 +118,8 @@ def test_states(answered):
     answer(found[0], "a")
     assert state_of(found[0]) == "done"
     found[0].responses.unlink()
-    assert state_of(found[0]) == "waiting" and found[0].prediction[:3] == [
-        "predict",
-        "--config",
-        "out/dpo-noise30-seed0/config.yaml",
-    ]
+    assert state_of(found[0]) == "waiting"
+    assert found[0].prediction[:3] == ["predict", "--config", "out/dpo-noise30-seed0/config.yaml"]
 
 
 def test_what_a_judge_costs_and_says(answered, capsys):

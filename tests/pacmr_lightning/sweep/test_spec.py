@@ -28,10 +28,6 @@ SIZES = {
 """Cells of every sweep file in configs/sweeps and examples."""
 
 
-def shipped(name: str) -> Path:
-    return ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
-
-
 def nested(train: str) -> dict:
     return {"class_path": "pacmr_lightning.datamodules.Files", "init_args": {"train": train}}
 
@@ -78,8 +74,6 @@ def test_cells(write_sweep, world):
 
 
 BAD_FILES = """
-methodz: {a: 1}
-    methodz.a: unknown option
 methods: {dpo: {labels: x}}
     methods.labels: unknown option; did you mean label?
 methods: {dpo: 3}
@@ -90,8 +84,6 @@ methods: [dpo]
     methods: expected dict, but got ['dpo']
 options: {1: 2}
     the option 1 is no text; name it as pacmr fit does
-output:
-    output must be given
 output: "out/{seed}"
     output or report has the placeholder {seed}, but it may have none
 like: [x.yaml]
@@ -181,15 +173,16 @@ def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     # Those of one task, on one device, say all that the others would.
-    "path",
+    "name",
     [pytest.param(name, marks=[pytest.mark.slow] * ("hh" in name or "4gpu" in name)) for name in SIZES],
     ids=str,
 )
-def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
+def test_shipped_sweeps(name, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sweep = read_sweep(str(shipped(path)))
-    found = check_dry_run(shipped(path), lambda words: cli.main(["sweep", *words]), whole, capsys)
-    assert len(cells(sweep)) == SIZES[path] and (found == SIZES[path] or not whole)
+    file = ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
+    sweep = read_sweep(str(file))
+    found = check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys)
+    assert len(cells(sweep)) == SIZES[name] and (found == SIZES[name] or not whole)
     check_measures(sweep)
 
 
