@@ -39,7 +39,7 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
-    *("test_strategies", "test_kills", "test_answer_store", "test_generations", "test_tokenization"),
+    *("test_strategies", "test_kills", "test_generations", "test_tokenization"),
     *("test_runner", "test_slurm", "test_judged_audit"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
@@ -200,10 +200,11 @@ def pair_rows():
 
 
 @pytest.fixture
-def server(request):
-    """A chat endpoint on this machine that answers by the test file's ``reply``."""
+def server(request, monkeypatch):
+    """A chat endpoint on this machine that answers by the test file's ``reply``, without a key."""
     from .pacmr_lightning.evaluation.faulty_server import FaultyServer
 
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with FaultyServer(request.module.reply) as server:
         yield server
 

@@ -22,7 +22,10 @@ def reply(messages):
     text = messages[-1]["content"]
     if text == "a loop":
         return "all day long " * 3 + "it rains"
-    return "One.\nTwo." if "two lines" in text else " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
+    if "two lines" in text:
+        return "One.\nTwo."
+    # Reasoning, which does not count, may have any number of lines.
+    return "<think>One.\nTwo.</think>" + " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
 
 
 @pytest.fixture

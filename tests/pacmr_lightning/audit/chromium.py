@@ -3,7 +3,6 @@
 Where there is none these tests are skipped, or cannot be collected if PACMR_REQUIRE_BROWSER is 1.
 """
 
-import base64
 import json
 import os
 import shutil
@@ -20,10 +19,10 @@ assert BROWSER or os.environ.get("PACMR_REQUIRE_BROWSER") != "1", (
 
 
 class Tab:
-    """One tab; ``requests`` are the addresses that it has asked for."""
+    """One tab; ``events`` are those since it was last opened."""
 
-    def __init__(self, read: int, write: int):
-        self.read, self.write, self.buffer, self.number = read, write, b"", 0
+    def __init__(self, process: subprocess.Popen):
+        self.process, self.buffer, self.number = process, b"", 0
         self.session, self.events = None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -35,7 +34,7 @@ class Tab:
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
-        os.write(self.write, json.dumps(message).encode() + b"\0")
+        self.process.stdin.write(json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next()
             if answer.get("id") == self.number:
@@ -44,7 +43,7 @@ class Tab:
 
     def _next(self):
         while b"\0" not in self.buffer:
-            part = os.read(self.read, 65536)
+            part = self.process.stdout.read(65536)
             assert part, "Chromium has closed the pipe"
             self.buffer += part
         message, _, self.buffer = self.buffer.partition(b"\0")
@@ -52,12 +51,6 @@ class Tab:
         if "method" in found:
             self.events.append(found)
         return found
-
-    @property
-    def requests(self):
-        return [
-            e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"
-        ]
 
     def open(self, url):
         self.events.clear()
@@ -96,42 +89,26 @@ class Tab:
             assert time.monotonic() < end
             time.sleep(0.02)
 
-    def picture(self, path, width, height):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
-
 
 @contextmanager
 def chromium(folder) -> Iterator[Tab]:
     """A tab of a Chromium whose profile and downloads lie in a folder."""
-    ours, theirs = os.pipe(), os.pipe()
-
-    def pipes():
-        read, write = os.dup(theirs[0]), os.dup(ours[1])  # which may be 3 and 4 themselves
-        os.dup2(read, 3)
-        os.dup2(write, 4)
-
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+    options += [f"--user-data-dir={folder / 'profile'}"]
+    pipes = 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1'  # it reads from 3, and writes to 4
     process = subprocess.Popen(
-        [BROWSER, *options, f"--user-data-dir={folder / 'profile'}"],
-        preexec_fn=pipes,
-        close_fds=False,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        ["sh", "-c", pipes, "sh", BROWSER, *options],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "HOME": str(folder)},
     )
-    os.close(theirs[0])
-    os.close(ours[1])
-    try:
-        tab = Tab(ours[0], theirs[1])
-        tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-        yield tab
-        tab.session = None
-        tab.call("Browser.close")
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours[0])
-        os.close(theirs[1])
+    with process:
+        try:
+            tab = Tab(process)
+            yield tab
+            tab.session = None
+            tab.call("Browser.close")
+            process.wait(60)
+        finally:
+            process.kill()

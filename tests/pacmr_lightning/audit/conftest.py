@@ -1,5 +1,8 @@
 """A real PACMR-DPO run of a tiny model under noise."""
 
+import html
+import json
+import re
 import shutil
 
 import pytest
@@ -14,7 +17,6 @@ from pacmr_lightning.runs.finished_run import find_run, load_run
 from ...conftest import fails, short_fit, write_lines
 
 PAIRS = 64
-STATISTICS = ("test_agreement",)
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
 
 
@@ -23,7 +25,7 @@ def few_resamples(request):
     """Intervals of a tenth of the draws, where an audit's are not what is tested."""
     draws = agreement.resampled_prompts
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.stem not in STATISTICS:
+        if request.path.stem != "test_agreement":
             few = lambda prompts, n: draws(prompts, min(n, 20))  # noqa: E731
             patch.setattr(agreement, "resampled_prompts", few)
         yield
@@ -47,6 +49,11 @@ def loaded(run):
 def refused(capsys, *words):
     """What a command says of bad input, in one sentence and with exit status 2."""
     return " ".join(fails(capsys, words).split())
+
+
+def pairs_on(page):
+    """What a report's page knows of each pair, in its order."""
+    return [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', page)]
 
 
 FIT = (

@@ -131,9 +131,8 @@ def test_a_given_rate_and_several_votes():
     u, wrong, _ = scores(4000, 0.3, seed=5)
     more = rng.random((4000, 3)) < np.where(wrong, 0.3, 0.7)[:, None]
     right = 1 + more.sum(1).astype(float)
-    found = agreement(
-        u, np.arange(4000), Votes(right, 4 - right, np.zeros((4000, 0))), known=0.3, resamples=2
-    )
+    votes = Votes(right, 4 - right, np.zeros((4000, 0)))
+    found = agreement(u, np.arange(4000), votes, known=0.3, resamples=2)
     assert calibrated(found.p, ~wrong, 0.05)
     tie = right == 2
     np.testing.assert_allclose(found.p[tie], expit(found.margin[tie]), atol=1e-6)
@@ -188,20 +187,11 @@ def judged(n, rate, slope, reliabilities, seed=0, size=1.5, silent=0.1):
     return np.where(leaned == label, magnitude, -magnitude), np.arange(n) // 2, votes, right
 
 
-def interval(found, j=0):
-    """95% interval of a judge's reliability."""
-    return np.quantile(found.draws[:, 2 + j], (0.025, 0.975))
-
-
-def inside(value, ends):
-    return ends[0] <= value <= ends[1]
-
-
 def test_reliabilities_are_recovered():
     u, prompts, votes, right = judged(4000, 0.3, 1.2, (0.9, 0.7, 0.5))
     found = agreement(u, prompts, votes, resamples=60)
     assert found.identified and found.rate == pytest.approx(0.3, abs=0.015)
-    assert inside(0.3, (found.low, found.high)) and found.slope == pytest.approx(1.2, abs=0.12)
+    assert found.low <= 0.3 <= found.high and found.slope == pytest.approx(1.2, abs=0.12)
     assert found.reliabilities == pytest.approx([0.9, 0.7, 0.5], abs=0.03)
     verdicts = pd.DataFrame(votes.verdicts, columns=["vote_1", "vote_2", "vote_3"])
     table = reliability_of_judges(["a", "b", "c"], verdicts, found)
@@ -268,9 +258,9 @@ def test_pairs_may_be_chosen_by_the_score_and_the_label():
     asked = np.isin(np.arange(6000), np.argsort(u)[:1500])
     votes = replace(votes, verdicts=votes.verdicts * asked[:, None])
     found = agreement(u, prompts, votes, resamples=60)
-    low, high = interval(found)
-    assert inside(0.8, (low, high)) and high - low < 0.15
-    assert inside(0.3, (found.low, found.high)) and found.high - found.low < alone.high - alone.low + 0.01
+    low, high = np.quantile(found.draws[:, 2], (0.025, 0.975))  # of the judge's reliability
+    assert low <= 0.8 <= high and high - low < 0.15
+    assert found.low <= 0.3 <= found.high and found.high - found.low < alone.high - alone.low + 0.01
     said = votes.verdicts[asked, 0]
     assert abs((said[said != 0] > 0).mean() - (0.8 * 0.7 + 0.2 * 0.3)) > 0.05, "they are not like the others"
     before, after = (average_precision_score(~right[asked], -each.margin[asked]) for each in (alone, found))

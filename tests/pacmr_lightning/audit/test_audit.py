@@ -83,14 +83,9 @@ def test_files(judged, capsys):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
     assert pd.read_csv(folder / "methods.csv")["method"].tolist() == ["u"]
-    groups = pd.read_csv(folder / "groups.csv")
-    for name, part in groups.groupby("grouping"):
-        assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
     assert pd.read_csv(folder / "shortcuts.csv").columns.tolist()[:2] == ["kind", "trait"]
     page = (folder / "report.html").read_text()
-    by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
-    for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
-        assert f"<td>{name}</td><td>{count}</td>" in by
+    assert "<td>a0</td><td>22</td>" in page.partition("<h2>By annotator</h2>")[2]
     assert "<h2>By category</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     assert "at a given rate of random flips of 30.0%" in page
@@ -138,12 +133,10 @@ def test_who_judges_by_default(run, capsys, side, judge):
     assert (seen in said) == (judge == "u")
 
 
-def test_micro_batches_of_a_loaded_run(run):
-    found, *_ = loaded(run)
-    found.model["init_args"]["micro_batch_size"] = 4
-    assert load_run(found, as_trained=True)[0].micro_batch_size == 4
-    found.model["init_args"]["micro_batch_size"], found.data["init_args"]["global_batch_size"] = None, 4096
-    assert load_run(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
+def test_a_large_batch_is_taken_in_parts(run):
+    found = find_run(str(run), "last")
+    found.data["init_args"]["global_batch_size"] = 4096
+    assert load_run(found)[0].micro_batch_size == MOST_AT_ONCE
 
 
 @pytest.fixture(scope="module")
@@ -223,16 +216,13 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
 
 def test_dpo_scorer_and_both_in_the_table(run):
     assert audit(run)["cross_fit_u"].isna().all()
-    part = only_part(run)
-    part.unlink()  # without first visits nothing is chosen by them
+    only_part(run).unlink()  # without first visits nothing is chosen by them
     table = audit(run, "dpo")
     assert table["cross_fit_u"].is_monotonic_increasing
-    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
-    assert methods[0] == "cross-fitted u"
+    assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "cross-fitted u"
     kept = audit(run, "policy").set_index("id")["cross_fit_u"]
     assert kept.loc[table["id"]].tolist() == table["cross_fit_u"].tolist()
-    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
-    assert methods[:2] == ["u", "cross-fitted u"]
+    assert pd.read_csv(run / "audit/methods.csv")["method"][:2].tolist() == ["u", "cross-fitted u"]
 
 
 def test_cleaned(judged):
@@ -271,17 +261,13 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--max_length 9", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
         ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
-        ("--decisions {strange}", "has a decision on 'nobody', which is no training pair here"),
-        (
-            "--cleaned {strange} --decisions {strange}",
-            "strange.jsonl, which is the file of decisions; name another file",
-        ),
+        ("--decisions {odd}", "has a decision on 'nobody', which is no training pair here"),
+        ("--cleaned {odd} --decisions {odd}", "odd.jsonl, which is the file of decisions; name another file"),
     ],
 )
 def test_bad_input(options, message, run, tmp_path, capsys):
-    strange = write_lines(tmp_path / "strange.jsonl", [{"id": "nobody", "decision": "keep"}])
-    words = options.format(strange=strange, run=run).split()
-    assert message in refused(capsys, "audit", run, *words)
+    odd = write_lines(tmp_path / "odd.jsonl", [{"id": "nobody", "decision": "keep"}])
+    assert message in refused(capsys, "audit", run, *options.format(odd=odd).split())
     assert not (run / "audit").exists()
 
 

@@ -41,28 +41,22 @@ def exported(exports, tmp_path, monkeypatch):
     return u
 
 
-def options(run, **changed):
-    source = {"source": "Files", "source.train": str(run.parent / "train.jsonl")}
+def options(finished, **changed):
+    source = {"source": "Files", "source.train": str(finished.parent / "train.jsonl")}
     words = {**source, "output": "found", "noise_rate": "0.3", **changed}
     return [word for name, value in words.items() if value is not None for word in (f"--{name}", value)]
 
 
-@pytest.fixture
-def train_file(finished, run):
-    (run.parent / "train.jsonl").write_bytes((finished.parent / "train.jsonl").read_bytes())
-    return run.parent / "train.jsonl"
-
-
 @pytest.mark.parametrize("policy", ["adapter", "whole"])
-def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
+def test_the_u_of_its_run(policy, finished, exported, capsys):
     base = None if policy == "adapter" else str(finished.parent / "model")
-    cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="swap")])
+    cli.main(["audit", policy, *options(finished, reference=base, cleaned="cleaned.jsonl", action="swap")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
     beta = 1.0  # of the run, which a model does not tell
     np.testing.assert_allclose(beta / BETA * table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
     assert table["annotator"].isin(["a0", "a1", "a2"]).all() and (table["observed"] == "chosen").all()
-    before, after = read_lines(train_file), read_lines("cleaned.jsonl")
+    before, after = read_lines(finished.parent / "train.jsonl"), read_lines("cleaned.jsonl")
     assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)
     suspected = set(table.index[table["suggested"] == "swap"])
     assert suspected == set(table.index[table["p"] < 0.5])
@@ -72,21 +66,21 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     assert "Scores are u of" in page and "As far as it has memorised them, p is too high" in page
 
 
-def test_before_any_training(finished, run, monkeypatch, tmp_path):
+def test_before_any_training(finished, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
+    model = str(finished.parent / "model")
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
-    write_lines(path, rows)
+    path = write_lines("pairs.jsonl", rows)
     # Four words are enough: the scorer of a base model is a probe.
-    cli.main(["audit", model, "--data", str(path), "--output", "found", "--noise_rate", "0.25"])
+    cli.main(["audit", model, "--data", path, "--output", "found", "--noise_rate", "0.25"])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
     assert table["p"][wrong].mean() < 0.4 and table["p"][~wrong].mean() > 0.8
     # Decisions on half of them: lengths and the base model's log-probabilities join the probe.
     decided = [{"id": str(i), "decision": "keep" if i % 4 else "swap"} for i in range(120)]
-    words = ["--decisions", str(write_lines(tmp_path / "decided.jsonl", decided)), "--output", "again"]
-    cli.main(["audit", model, "--data", str(path), "--dtype", "float32", *words])
+    words = ["--decisions", write_lines("decided.jsonl", decided), "--output", "again"]
+    cli.main(["audit", model, "--data", path, "--dtype", "float32", *words])
     again = pd.read_parquet("again/pairs.parquet").set_index("id").loc[table.index]
     tokenizer = load_tokenizer(model)
     for row in rows[:8]:
@@ -97,14 +91,12 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     assert others["p"].rank().equals(others["combined_u"].rank())
     page = Path("again/report.html").read_text()
     assert "The score is learned from 120 decisions" in page and "weighted by the decisions by hand" in page
-    methods = pd.read_csv("found/methods.csv")["method"].tolist()
-    assert methods == ["linear probe"]
     page = Path("found/report.html").read_text()
     cleaned = [row["id"] for row in read_lines("found/cleaned.jsonl")]
     assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
     assert "Scores are those of a linear probe on" in page and "fitted to the labels of other prompts" in page
     words = f"""
-        fit --config {run}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3
+        fit --config {finished}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3
         --data.source.train {path} --data.noise_rate 0 --model.weighting AuditedWeights
         --model.weighting.soft_labels true --model.weighting.audit found/pairs.parquet
     """
@@ -136,10 +128,9 @@ def test_one_instruction_for_all(finished, monkeypatch, tmp_path, capsys):
     page = Path("audit/report.html").read_text()
     assert "240 of 240 pairs have the same prompt" in page and "are one group of 120, and" in page
     monkeypatch.setattr(PolicyModel, "build", None)  # refused before the model is read
-    one = write_lines(
-        "one.jsonl", [{**row, "chosen": " a golden 1"} for row in rows if " g" in row["chosen"]]
-    )
-    assert "form 1 groups without common texts, but a linear probe needs 5" in refused(capsys, *words, one)
+    one = [row | {"chosen": " a golden 1"} for row in rows if " g" in row["chosen"]]
+    said = refused(capsys, *words, write_lines("one.jsonl", one))
+    assert "form 1 groups without common texts, but a linear probe needs 5" in said
 
 
 @pytest.mark.parametrize(
@@ -157,49 +148,43 @@ def test_one_instruction_for_all(finished, monkeypatch, tmp_path, capsys):
         ("nowhere", {"reference": "nowhere/x/y"}, "folder nowhere/x/y does not exist"),
     ],
 )
-def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
-    assert said in refused(capsys, "audit", policy, *options(run, **changed))
+def test_bad_input(policy, changed, said, finished, exported, capsys):
+    assert said in refused(capsys, "audit", policy, *options(finished, **changed))
     assert not Path("found").exists()
 
 
-def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
+def test_models_runs_and_their_pairs(finished, exported, capsys):
     assert "There is no folder whol of a run; did you mean whole?" in refused(capsys, "audit", "whol")
     assert "a run; give the pairs, as in --data" in refused(capsys, "audit", "some/model")
     said = refused(capsys, "audit", "whole", "--output", "found")
     assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
-    said = refused(capsys, "audit", run, *options(run))
+    said = refused(capsys, "audit", finished, *options(finished))
     assert "run is a run, which has its own pairs; leave it out" in said
 
 
-def test_a_name_that_is_no_file_is_a_dataset():
-    assert isinstance(pairs_of("owner/pairs"), HubPreferences)
-    for name in ("missing.jsonl", "folder/rows.parquet"):
-        assert isinstance(pairs_of(name), Files), "so that what is said is of a missing file"
-
-
-def test_from_python(finished, train_file, tmp_path, monkeypatch):
+def test_from_python(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model, output = str(finished.parent / "model"), str(tmp_path / "found")
-    found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, noise_rate=0.3))
+    model, path = finished.parent / "model", finished.parent / "train.jsonl"
+    options = AuditOptions("probe", str(tmp_path / "found"), noise_rate=0.3)
+    found = whole_audit(str(model), Files(str(path)), options)
     assert found.noise_rate == 0.3
     assert found.statement.startswith(f"{len(found.suspected)} of 64 labels are probably wrong")
     assert found.statement.endswith("at a given rate of random flips of 30.0%.")
-    pd.testing.assert_frame_equal(
-        pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
-    )
-    assert all(path.is_file() and path.parent == tmp_path / "found" for path in found.files.values())
-    # A file's name is enough.
-    unknown = whole_audit(finished.parent / "model", str(train_file))
-    assert unknown.noise_rate is None and "cannot be predicted from the scores" in unknown.statement
-    assert unknown.suspected.empty and unknown.with_texts().columns.tolist()[3:] == SIDES
-    assert unknown.files["report.html"] == Path("audit/report.html") and Path("audit/report.html").is_file()
+    assert all(file.is_file() and file.parent == tmp_path / "found" for file in found.files.values())
+    # A name is enough: of a file, which may be missing, or of a dataset.
+    assert isinstance(pairs_of("missing.jsonl"), Files) and isinstance(pairs_of("owner/x"), HubPreferences)
+    unknown = whole_audit(model, str(path))
+    assert unknown.noise_rate is None and unknown.files["report.html"] == Path("audit/report.html")
+    coin = "These 64 labels cannot be predicted from the scores better than by a coin, so no label is"
+    assert unknown.statement == f"{coin} suspected." and unknown.suspected.empty
+    assert list(unknown.with_texts())[3:] == ["prompt", "chosen", "rejected"]
+    page = Path("audit/report.html").read_text()
+    for words in (coin, "the ranks say which pairs to read first", "labels that the scorer contradicts most"):
+        assert words in page
     Path("audit").rename("other")
     Path("audit").touch()
     with pytest.raises(UserError, match=r"output is audit, but .*audit is a file and no folder"):
-        whole_audit(finished.parent / "model", train_file)
-
-
-SIDES = ["prompt", "chosen", "rejected"]
+        whole_audit(model, path)
 
 
 def test_the_example_of_the_docstring(finished, tmp_path, monkeypatch):

@@ -3,16 +3,13 @@
 import json
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
-from pacmr_lightning.audit.decisions import Texts, random_sample, read_decisions
-from pacmr_lightning.audit.html_report import html_report
-from pacmr_lightning.audit.shortcuts import shortcuts
+from pacmr_lightning.audit.decisions import read_decisions
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
-from .test_suspected import find_with, frame
+from .test_report import hostile_report
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 
@@ -25,17 +22,11 @@ NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new D
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    pairs = frame(300)
-    pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
-    pairs.loc[pairs.index[::2], "observed"] = "rejected"
-    found = find_with(pairs, "policy", 0.3)
-    drawn = random_sample(pairs["id"].tolist(), 2)
-    suspected = [name for name in found.pairs["id"] if name not in drawn][:3]
-    texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspected]}
-    page = html_report(found, "runs/a", texts, [], shortcuts(np.arange(2), ["a"] * 2, ["b"] * 2), drawn)
-    folder = tmp_path_factory.mktemp("deciding")
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    return folder / "report.html", [*drawn, *suspected], pairs.set_index("id")["observed"]
+    """The file of a page, the ids on it, and which column was chosen in training."""
+    page, pairs = hostile_report()
+    path = tmp_path_factory.mktemp("deciding") / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path, pairs.index.tolist(), pairs["observed"]
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +79,9 @@ def test_by_key(page, listed, tmp_path):
         for name, word in zip(ids, ("swap", "unsure", "keep"), strict=False)
     }
     assert "3 decisions are in decisions.jsonl" in page.value(SAID)
-    asked = {urlsplit(url).scheme for url in page.requests}
-    assert asked <= {"file", "data", "blob"}, "nothing is asked of a server"
-    assert page.value("document.title") == "Label audit of runs/a"
+    asked = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob"}, "no server's"
+    assert page.value("document.title") == f"Label audit of runs/{HOSTILE}"
 
 
 def test_by_click_and_in_another_tab(page, listed, tmp_path):
@@ -122,7 +113,8 @@ def test_where_storage_is_refused_on_a_narrow_screen(page, listed, tmp_path):
     assert "keeps nothing" in page.value(SAID)
     page.press("k", "k", "x")
     assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
-    page.picture(tmp_path / "page.png", 380, 700)
+    size = {"width": 380, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    page.call("Emulation.setDeviceMetricsOverride", **size)
     assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
     assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")
 

@@ -36,7 +36,6 @@ def reply(messages):
 def words(finished, server, tmp_path, monkeypatch):
     """``pacmr audit`` of a base model and pairs, a quarter of them with the golden response as rejected."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     path = write_lines(tmp_path / "pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(N)])
     model = str(finished.parent / "model")
     judge = ["--judges+=EndpointJudge", "--judges.model", "judge", "--judges.base_url", server.url]

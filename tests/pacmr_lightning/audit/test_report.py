@@ -2,19 +2,19 @@
 
 import base64
 import hashlib
-import json
-from html.parser import HTMLParser
+import html
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.decisions import Texts
+from pacmr_lightning.audit.decisions import Texts, random_sample
 from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
 from pacmr_lightning.audit.shortcuts import shortcuts
 
-from .conftest import HOSTILE
+from .conftest import HOSTILE, pairs_on
 from .test_suspected import find_with, frame
 
 NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r\n\t😀 \x85 ' \" ]]>"
@@ -24,84 +24,59 @@ for character in "\x00\x07\x1b\u202e\u2066\x85":
 SCRIPT = (Path(__file__).parents[3] / "pacmr_lightning/audit/report.js").read_text(encoding="utf-8")
 
 
-class Page(HTMLParser):
-    """Tags, attributes and the text inside of ``class=text`` elements."""
-
-    def __init__(self, page):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.texts, self.open, self.scripts = [], [], [], [], []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += [(tag, *attribute) for attribute in attributes]
-        if tag not in ("meta", "img", "input"):
-            self.open.append((tag, dict(attributes).get("class")))
-            if tag == "script":
-                self.scripts.append("")
-            if self.open[-1][1] == "text":
-                self.texts.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1][0] == "script":
-            self.scripts[-1] += data
-        if ("div", "text") in self.open or ("span", "text") in self.open:
-            self.texts[-1] += data
+def hostile_report():
+    """The page of an audit of hostile rows, and the pairs on it: two of a random sample, and three others."""
+    pairs = frame(600)
+    pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(600)]
+    pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
+    pairs.loc[pairs.index[::2], "observed"] = "rejected"
+    found = find_with(pairs, "policy", 0.3)
+    drawn = random_sample(pairs["id"].tolist(), 2)
+    others = [name for name in found.pairs["id"] if name not in drawn][:3]
+    long = NASTY + "x" * 100_000
+    texts = dict.fromkeys(drawn, Texts("which one?", "this", "that\n" * 60))
+    texts |= {others[0]: Texts(NASTY, "", long), others[1]: Texts("prompt\n\n", "good", "bad")}
+    texts |= {others[2]: Texts("?", "good", "bad")}
+    followed = shortcuts(np.arange(600), ["good"] * 600, ["bad"] * 600)
+    page = html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], followed, drawn)
+    return page, pairs.set_index("id").loc[[*drawn, *others]]
 
 
 @pytest.fixture(scope="module")
-def page():
-    pairs = frame(600)
-    pairs["id"] = [f"{HOSTILE}{i}" for i in range(600)]
-    pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
-    found = find_with(pairs, "policy", 0.3)
-    long = NASTY + "x" * 100_000
-    first, second, drawn = found.pairs["id"][[0, 1, 400]]
-    texts = {
-        first: Texts(NASTY, "", long),
-        second: Texts("prompt\n\n", "good", "bad"),
-        drawn: Texts("which one?", "this", "that"),
-    }
-    followed = shortcuts(np.arange(600), ["good"] * 600, ["bad"] * 600)
-    assert "good" in set(followed["trait"])
-    return html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], followed, [drawn])
+def report():
+    return hostile_report()
 
 
-def test_hostile_text_is_text(page):
-    parsed = Page(page)
-    assert parsed.open == [], "every element is closed where it should be"
-    assert not {"iframe", "object", "embed", "link", "base", "form", "svg"} & set(parsed.tags)
-    assert parsed.scripts == [SCRIPT] and parsed.tags.count("script") == 1, "the page's own, and no other"
-    assert parsed.tags.count("img") == 1, "the figure, and none from the rows"
-    assert not [a for a in parsed.attributes if a[1].startswith("on")]
-    links = [value for _, name, value in parsed.attributes if name in ("src", "href", "srcset", "action")]
-    assert len(links) == 1 and all(link.startswith("data:image/png;base64,") for link in links)
-    contents = [value for tag, name, value in parsed.attributes if tag == "meta" and name == "content"]
-    (policy,) = [value for value in contents if "default-src 'none'" in value]
-    (scripts,) = [part for part in policy.split("; ") if part.startswith("script-src")]
+def test_hostile_text_is_text(report):
+    page, listed = report
+    for text in (VISIBLE, VISIBLE + "x" * 100_000, "", "prompt\n\n"):
+        assert f'<div class="text" dir="auto">{html.escape(text)}</div>' in page
+    assert not set("\x00\x07\x1b\x7f\x85\u202e\u2066") & set(page)
+    named = listed.assign(sample=[True, True, False, False, False]).reset_index()
+    assert pairs_on(page) == named[["id", "observed", "sample", "texts"]].to_dict("records")
+    own = f"<script>{SCRIPT}</script>"
+    assert page.count(own) == 1
+    rest = page.replace(own, "")
+    tags = re.findall(r"<(\w+)", rest)
+    assert "script" not in tags and tags.count("img") == 1, "the figure alone, and nothing from the rows"
+    assert not {"iframe", "object", "embed", "link", "base", "form", "svg"} & set(tags)
+    assert not re.search(r"<[^>]* on\w+=", re.sub('"[^"]*"', "", rest)), "no handler of events"
+    [link] = re.findall(r' (?:src|href|srcset|action)="(.*?)"', rest)
+    assert link.startswith("data:image/png;base64,") and "url(" not in page and "@import" not in page
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    assert scripts == f"script-src 'sha256-{digest}'", "no other script runs"
-    assert "url(" not in page and "@import" not in page
-    assert VISIBLE in parsed.texts and VISIBLE + "x" * 100_000 in parsed.texts
-    assert "" in parsed.texts and "prompt\n\n" in parsed.texts
-    assert not set("\x00\x07\x1b\x85\u202e\u2066") & set(page)
-    named = [json.loads(value) for tag, name, value in parsed.attributes if name == "data-pair"]
-    assert [pair["sample"] for pair in named] == [True, False, False]
-    assert all(pair["id"].startswith(HOSTILE) and pair["observed"] == "chosen" for pair in named)
+    [policy] = re.findall(r'content="(default-src .*?)"', page)
+    assert policy.startswith("default-src 'none'; ") and policy.endswith(f"; script-src 'sha256-{digest}'")
 
 
-def test_what_the_sample_does_not_say(page):
+def test_what_the_sample_does_not_say(report):
+    page, _ = report
     sample, _, suspected = page.partition("<h2>A random sample</h2>")[2].partition("most suspected labels")
-    assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspected
+    assert "random pair 1 of 2" in sample and "which one?" in sample and "which one?" not in suspected
     for told in ("p 0.", "suggestion", "weight", "the label is"):
         assert told not in sample and told in suspected
-    parsed = Page(page)
-    assert parsed.tags.count("details") == 2, "of the statistics, and of a long text"
-    assert VISIBLE + "x" * (FOLD // 2 - len(NASTY)) + " …" in parsed.texts
+    assert "Labels follow a shortcut: in 100% of 600 pairs with the word “bad” in only one response" in page
+    assert page.count("<details>") == 2, "of the statistics, and of a long text"
+    assert f"{html.escape(VISIBLE)}{'x' * (FOLD // 2 - len(NASTY))} …</span>" in page
     for text in ("\ud800", "a\rb", "\x7f", "\u2028"):
         assert visible_text(text).encode() and "\r" not in visible_text(text)
 
@@ -128,11 +103,3 @@ def test_what_it_says():
     clean = page_of(find_with(frame(1500, rate=0.0, known=False).assign(category=pd.NA), "dpo"))
     for without in ("AUROC", "precision", "nown to be wrong", "Rate of random flips", "<h2>By category</h2>"):
         assert without not in clean
-    coins = pairs.assign(cross_fit_u=np.random.default_rng(0).standard_normal(1500))
-    coins = page_of(find_with(coins, "dpo"))
-    for words in (
-        "These 1,500 labels cannot be predicted from the scores better than by a coin, so no label is",
-        "the ranks say which pairs to read first",
-        "labels that the scorer contradicts most",
-    ):
-        assert words in coins

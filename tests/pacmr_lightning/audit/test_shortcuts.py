@@ -23,7 +23,8 @@ def test_a_word_that_labels_follow():
         (chosen if follows[i] else rejected)[i] += " golden"
         (rejected if follows[i] else chosen)[i] += f" {i:06}"  # as long, so that length says nothing
     prompts = np.arange(2000)
-    [row] = shortcuts(prompts, chosen, rejected).to_dict("records")
+    found, other = shortcuts(prompts, chosen, rejected), shortcuts(prompts, rejected, chosen)
+    [row] = found.to_dict("records")
     assert (row["kind"], row["trait"], row["chosen"], row["pairs"]) == ("word", "golden", "with", there.sum())
     # Wilson's interval of independent pairs.
     p, n, z = follows[there].mean(), there.sum(), 1.959964
@@ -31,15 +32,13 @@ def test_a_word_that_labels_follow():
     assert row["share"] == pytest.approx(p)
     ends = [(middle + sign * half) / (1 + z**2 / n) for sign in (-1, 1)]
     assert [row["low"], row["high"]] == pytest.approx(ends, rel=0.02)
-    said, meaning = shortcuts_in_words(shortcuts(prompts, chosen, rejected))
+    said, meaning = shortcuts_in_words(found)
     place = f"of {there.sum():,} pairs with the word “golden” in only one response"
     assert f"in {p:.0%} {place}, the response with it is the chosen one (95% interval" in said
     assert "shortcut of the labellers" in meaning
-    [swapped] = shortcuts(prompts, rejected, chosen).to_dict("records")
+    [swapped] = other.to_dict("records")
     assert swapped["chosen"] == "without" and swapped["low"] == pytest.approx(row["low"])
-    assert (
-        "the response without it is the chosen" in shortcuts_in_words(shortcuts(prompts, rejected, chosen))[0]
-    )
+    assert "the response without it is the chosen" in shortcuts_in_words(other)[0]
 
 
 def test_the_longer_response_and_nothing():

@@ -1,12 +1,14 @@
-"""Ranks, suspected labels and the quality of a score against truth that is known."""
+"""Ranks, suspected labels, groups of pairs, and the quality of a score against truth that is known."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.agreement import Votes, agreement
-from pacmr_lightning.audit.scorers import NAMES, SCORES
+from pacmr_lightning.audit.annotators import LEAST, group_reliability
+from pacmr_lightning.audit.scorers import SCORES
 from pacmr_lightning.audit.suspected import detection_quality, find
+from pacmr_lightning.audit.words import groups_table
 
 from .test_agreement import scores
 
@@ -54,20 +56,60 @@ def frame(n=2000, rate=0.3, known=True):
     )
 
 
-@pytest.mark.parametrize("scorer", ["policy", "dpo"])
-def test_suspected(scorer):
+def test_suspected():
     pairs = frame()
-    found = find_with(pairs, scorer)
-    score = found.pairs[SCORES[scorer]]
+    found = find_with(pairs, "dpo")
+    score = found.pairs["cross_fit_u"]
     # Suspected labels are on one side of the cut and of the threshold.
     suspect = found.pairs["suggested"] == "swap"
     assert (suspect == (found.pairs["p"] < 0.5)).all() and (suspect == (score < found.cut)).all()
     assert 0 < found.suspected < len(pairs)
     share, low, high = found.contradicted
     assert low < share < high and share == pytest.approx(1 - found.pairs["p"][suspect].mean(), abs=1e-6)
-    methods = found.methods["method"].tolist()
-    assert methods[0] == NAMES[scorer] and "cross-fitted u" in methods
+    assert found.methods["method"][0] == "cross-fitted u"
     assert found.methods["precision"][0] > 0.6
     assert found.methods["contradicted"][0] == share
-    stricter = find_with(pairs, scorer, threshold=0.45)
+    stricter = find_with(pairs, "dpo", threshold=0.45)
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share
+
+
+@pytest.fixture
+def pairs():
+    """3,200 pairs of four annotators, each with a prompt of its own, by rank."""
+    pairs = frame(3200).assign(prompt=range(3200), annotator=["a0", "a1", "a2", "a3"] * 800)
+    return find_with(pairs.drop(columns="category"), "policy").pairs
+
+
+def test_each_annotator(pairs):
+    table = group_reliability(pairs)
+    assert table["contradicted"].is_monotonic_decreasing, "the most contradicted first"
+    assert (table["grouping"] == "annotator").all() and (table["pairs"] == 800).all()
+    table = table.set_index("group").sort_index()
+    by_group = pairs.groupby("annotator")
+    np.testing.assert_allclose(table["contradicted"], 1 - by_group["p"].mean())
+    half = 1.96 * by_group["p"].std() / np.sqrt(800)
+    np.testing.assert_allclose(table["low"], table["contradicted"] - half, rtol=1e-6)
+    np.testing.assert_allclose(table["high"], table["contradicted"] + half, rtol=1e-6)
+    np.testing.assert_allclose(table["flipped"].astype(float), by_group["flipped"].mean().astype(float))
+    swaps = pairs["suggested"].eq("swap").groupby(pairs["annotator"]).sum()
+    assert table["suspected"].tolist() == swaps.tolist()
+    page = groups_table(table.reset_index(), True)
+    assert page.rows[1][3] == f"{table['contradicted']['a1']:.1%}" and page.rows[1][-1].endswith("%")
+    # The same pairs four times over say no more, since those of a prompt count together.
+    again = group_reliability(pd.concat([pairs] * 4)).set_index("group").sort_index()
+    ends = ["contradicted", "low", "high"]
+    np.testing.assert_allclose(again[ends], table[ends], rtol=1e-3)
+
+
+def test_order_small_groups_and_nobody(pairs):
+    pairs.loc[: LEAST - 2, "annotator"] = "seldom"
+    pairs.loc[LEAST - 1 : 2 * LEAST - 2, "annotator"] = None
+    pairs["category"] = "all"
+    table = group_reliability(pairs)
+    assert table["grouping"].unique().tolist() == ["category", "annotator"]
+    annotators = table[table["grouping"] == "annotator"].set_index(table["group"].fillna("nobody")[1:])
+    assert annotators["contradicted"].is_monotonic_decreasing
+    assert annotators.index[annotators["low"].isna()].tolist() == ["seldom"]
+    assert annotators["pairs"]["nobody"] == LEAST and annotators["pairs"]["seldom"] == LEAST - 1
+    unknown = group_reliability(pairs.assign(p=np.nan, suggested="keep"))
+    assert unknown[["contradicted", "low", "high"]].isna().all(axis=None) and unknown["pairs"].sum() == 6400

@@ -172,6 +172,8 @@ def test_bad_options(options, message, run, capsys, tmp_path):
 def test_bad_runs(run, capsys, tmp_path):
     with pytest.raises(UserError, match="runs is empty"):
         analyze([])
+    with pytest.raises(UserError, match="taus is empty"):
+        analyze([str(run)], taus=[])
 
     def refuses(message):
         # A good run first: nothing is computed of it either.

@@ -1,7 +1,7 @@
 """A chat endpoint on this machine that answers by rule and misbehaves by script.
 
     with FaultyServer(reply) as server:
-        server.script = ["hang", "broken json"]  # the first requests, in the order of their arrival
+        server.script = ["hang", "html"]  # the first requests, in the order of their arrival
         Endpoint("model", base_url=server.url)
 
 ``reply(messages)`` is the text of a good answer.
@@ -111,24 +111,20 @@ class Handler(LocalHandler):
         good = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": []}
         good["usage"] = USAGE
 
-        def choice(content, reason="stop", of_choice=None, **message):
+        def choice(content, reason="stop", **message):
             message = {"role": "assistant", "content": content, **message}
-            of_choice = {"index": 0, "message": message, "finish_reason": reason, **(of_choice or {})}
-            return good | {"choices": [of_choice]}
+            return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
 
         whole, never = choice("whole"), json.dumps(choice("never seen"))
         bodies = {
-            "json list": [1],
             "empty": choice(" \n"),
             "cut short": choice("half an", "length"),
             "no reason": choice("whole", None),
             "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
             "length": choice("", "length"),
             "reasoning alone": choice(None, reasoning_content="Hm, Preferred: A"),
-            "half a surrogate pair": choice("\ud800"),
             "content filter": choice(None, "content_filter"),
             "broken off": choice("half an", "error"),
-            "error in the choice": choice("half an", "error", {"error": {"code": 503, "message": "late"}}),
             "refusal": choice(None, refusal="I will not judge this."),
         }
         if fault is None:
@@ -152,12 +148,8 @@ class Handler(LocalHandler):
         elif fault == "truncated body":
             self.send_text(200, never[:40], "application/json", {"Content-Length": str(len(never))})
             self.cut()
-        elif fault == "broken json":
-            self.send_text(200, never[:40], "application/json", QUICK)
         elif fault == "html":
             self.send_text(200, "<html>Welcome to the proxy</html>", "text/html", QUICK)
-        elif fault == "stream":
-            self.send_text(200, f"data: {never}\n\ndata: [DONE]\n\n", "text/event-stream", QUICK)
         else:
             self.send(200, bodies[fault], QUICK)
 

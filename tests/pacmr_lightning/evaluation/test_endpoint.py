@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import re
-import socket
 import sys
 import time
 
@@ -31,11 +30,6 @@ def said(count, start=0):
 
 def is_stored(answer):
     return answer.now == Tokens()
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 def test_answers_in_order_each_asked_once_and_kept(server, store):
@@ -68,20 +62,12 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
         assert not is_stored(other.ask(said(1), store)[0]) and len(server.requests) == before + 1
 
 
-BROKEN = "broken json/html/stream/json list/empty/length/half a surrogate pair/error in the choice"
-CUT = "cut/truncated body/hang"
-"""The client itself waits half a second after these."""
-
-
-@pytest.mark.parametrize("fault", [500, 429, *BROKEN.split("/"), *CUT.split("/")])
+@pytest.mark.parametrize("fault", [500, 429, "html", "empty", "cut", "truncated body", "hang"])
 def test_faults_are_retried(fault, server, store):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
     [answer] = endpoint.ask(said(1), store)
     assert answer.text == "You said: word 0" and len(server.requests) == 2
-    # What was sent, and came back without a count of tokens, may be billed.
-    uncounted = fault in ("broken json", "html", "stream", "json list", *CUT.split("/"))
-    assert answer.billed.uncounted == uncounted
 
 
 def test_the_server_says_how_long_to_wait(server, store):
@@ -122,8 +108,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (401, "status 401: no 401"),
-        (404, "404"),
+        (404, "status 404: no 404"),
         ({"error": {"message": "No credits", "code": 402}}, "No credits"),
     ],
 )
@@ -132,21 +117,19 @@ def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeyp
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=2, retries=1)
     server.script = ["empty", None, *[None] * 5]
     server.always = fault
-    with pytest.raises(
-        UserError, match=rf"refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
-    ) as caught:
+    told = rf"{server.url} .* refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
+    with pytest.raises(UserError, match=told):
         endpoint.ask(said(50), store)
-    assert server.url in str(caught.value)
     assert len(server.requests) <= 7 + 2 * 2 * 2
     server.always = None
     answers = endpoint.ask(said(50), store)
     assert sum(map(is_stored, answers)) == 6
     # The stopped call has kept its bill, of the answer that was thrown away too.
-    assert fault != 401 or sum(a.billed.prompt for a in answers) == 5100
+    assert fault != 404 or sum(a.billed.prompt for a in answers) == 5100
 
 
-def message(content, reason="stop", **fields):
-    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason}]}
+def message(content, reason="stop", error=None, **fields):
+    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason, "error": error}]}
 
 
 NO_CHOICE = {"choices": None, "usage": None}
@@ -163,6 +146,8 @@ SENT = [
     (NO_CHOICE, NO_CHAT, UNCOUNTED),
     ({"error": None}, "whole", ALL),
     ([{"error": {"code": 503, "message": "loading"}}], "status 503: loading", FREE),
+    (message("half", error={"code": 429, "message": "slow down"}), "status 429: slow down", ALL),
+    ([1], f"{NO_CHAT}: '[1]'", UNCOUNTED),
     # Finish reasons of several providers.
     (message("<think>Hm.\nA", "length"), "no text within max_tokens; the model may need more", ALL),
     (message("half", "network_error"), "the answer broke off (finish_reason network_error)", ALL),
@@ -177,6 +162,7 @@ SENT = [
     (message(None, reasoning="Hm."), "the answer has no text", ALL),
     (message(None, tool_calls=TOOLS), "the answer has no text", ALL),
     (message({"text": "x"}), NO_CHAT, ALL),
+    (message("\ud800"), NO_CHAT, ALL),
     # Counts of reasoning in the total only, and none.
     ({"usage": {"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81}}, "whole", Tokens(21, 60)),
     ({"usage": {"prompt_tokens": 21, "completion_tokens": None}}, "whole", Tokens(21, 0)),
@@ -200,29 +186,6 @@ def test_what_servers_send(server, store):
     assert len(server.requests) == 1 + len(SENT) + sum(told not in TEXTS for _, told, _ in SENT)
 
 
-def test_no_server(store):
-    with socket.socket() as silent:  # the port is taken, and nobody listens
-        silent.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with pytest.raises(UserError, match=rf"{url} \(model 'judge'\) cannot be reached .*check base_url"):
-            Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
-
-
-def test_answers_that_are_not_valid_are_asked_again(server, store):
-    said_by = iter(["no", "no", "yes"])
-    server.reply = lambda messages: next(said_by)
-    endpoint = Endpoint("judge", base_url=server.url, retries=1)
-    assert endpoint.ask(said(1), store)[0].text == "no"
-    # Also where the answer is in the store already.
-    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", False, 3)
-    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
-    assert (answer.text, is_stored(answer), len(server.requests)) == ("yes", True, 3)
-    server.reply = lambda messages: "<think>yes</think>no"
-    answer = endpoint.ask(said(2), store, valid=lambda text: text == "yes")[1]
-    assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
-
-
 @pytest.mark.parametrize("fault", [401, "html"])
 def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n")
@@ -230,7 +193,6 @@ def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=1, retries=1)
     server.script = [None, *[fault] * 2, None]
     with AnswerStore(tmp_path / "answers.sqlite") as store:
-        sentence = ""
         try:
             sentence = str([a.problem for a in endpoint.ask(said(3), store)])
         except UserError as error:

@@ -5,14 +5,7 @@ import math
 import pytest
 import torch
 
-from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.generation import (
-    Decoding,
-    generation_key,
-    is_reference,
-    repeated_bigrams,
-    respond,
-)
+from pacmr_lightning.evaluation.generation import Decoding, generation_key, repeated_bigrams, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.policy.chat_template import end_tokens
 
@@ -43,8 +36,8 @@ def likeliest(policy, prompt, count=TOKENS):
 def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
     """Until one of several tokens ends the response."""
     tokenizer.pad_token = "<eos>"
+    tokenizer.chat_template = "{{ raise_exception('not asked') }}"  # no reason to fail on texts
     model = policy(name, double=name != "gpt2")
-    assert not is_reference(model) and is_reference(policy(name, moved=False))
     tokens = [likeliest(model.eval(), prompt) for prompt in PROMPTS]
     own = [tokens[0][3], tokens[1][TOKENS - 1]]
     model.model.generation_config.eos_token_id = own
@@ -74,19 +67,6 @@ def test_the_model_s_own_penalties_do_not_count(policy, tokenizer):
 
 def ends_of(policy, tokenizer):
     return end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
-
-
-TURN = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}END\n{% endfor %}"
-
-
-def test_the_template_s_end_of_a_turn(policy, tokenizer):
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    token = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    for end, expected in (("<|im_end|>", {token}), ("</turn>", set()), ("", set())):
-        tokenizer.chat_template = TURN.replace("END", end)
-        assert set(ends_of(policy(), tokenizer)) == {tokenizer.eos_token_id, 2} | expected
-    tokenizer.chat_template = "{{ raise_exception('never') }}"
-    assert set(ends_of(policy(), tokenizer)) == {tokenizer.eos_token_id, 2}
 
 
 @torch.no_grad()
@@ -144,11 +124,6 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypat
     assert len({own, *(key(**options) for options in others)}) == len(others) + 1
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert key() != own
-
-
-def test_bad_decoding():
-    with pytest.raises(UserError, match=r"top_p is 0.5, but greedy decoding does not sample"):
-        Decoding(top_p=0.5)
 
 
 def test_bigrams():

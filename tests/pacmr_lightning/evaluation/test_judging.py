@@ -12,7 +12,7 @@ from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdi
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
-from .faulty_server import FaultyServer, prefer_longer, prefer_position_a
+from .faulty_server import FaultyServer, prefer_longer
 
 PAPER = Path(__file__).parents[3].parent / "shared" / "paper" / "pacmr_dpo.tex"
 
@@ -121,38 +121,26 @@ PAIRS = [
 ]
 
 
+def think(messages):
+    """An answer after reasoning, in which both verdicts stand."""
+    return f"<think>Either\nPreferred: A\nor\nMore helpful: B</think>\n{prefer_longer(messages)}"
+
+
 @pytest.mark.parametrize(("task", "name"), [("summary", "tldr"), ("dialogue", "hh")])
 def test_both_orders_decide(task, name, store):
-    with FaultyServer(prefer_longer) as server:
+    """Reasoning does not count; the store keeps whole answers."""
+    with FaultyServer(think) as server:
         judge = EndpointJudge(task, model="m", base_url=server.url)
         assert (judge.name, judge.settings["task"], judge.settings["model"]) == ("m", task, "m")
         assert EndpointJudge(name, model="m", base_url=server.url).settings == judge.settings
-        verdicts = judge.compare(PAIRS, store)
-        # Of two responses of one length, the rule always takes B.
-        assert [v.preferred for v in verdicts] == ["first", "second", "none"]
-        assert [v.inconsistent for v in verdicts] == [False, False, True]
-        orders = [[o.preferred for o in v.orders] for v in verdicts]
-        assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
-        systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
-        assert systems == {("system", "user")}
-        server.reply = prefer_position_a
-        other = EndpointJudge(task, model="other", base_url=server.url)
-        assert {(v.preferred, v.inconsistent) for v in other.compare(PAIRS, store)} == {("none", True)}
-
-
-def test_a_judge_that_thinks_aloud(store):
-    """Its reasoning, in which both verdicts stand, does not count; the store keeps the whole answer."""
-
-    def think(messages):
-        return f"<think>Either\nPreferred: A\nor\nPreferred: B</think>\n{prefer_longer(messages)}"
-
-    with FaultyServer(think) as thinking:
-        judge = EndpointJudge("summary", model="m", base_url=thinking.url)
         for _ in range(2):
             verdicts = judge.compare(PAIRS, store)
+            # Of two responses of one length, the rule always takes B.
             assert [v.preferred for v in verdicts] == ["first", "second", "none"]
-            assert "think" not in verdicts[0].orders[0].answer
-            assert len(thinking.requests) == 6
+            assert [v.inconsistent for v in verdicts] == [False, False, True]
+            orders = [[o.preferred for o in v.orders] for v in verdicts]
+            assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
+            assert "think" not in verdicts[0].orders[0].answer and len(server.requests) == 6
 
 
 TEMPLATE = (
@@ -235,7 +223,6 @@ def test_bad_reward_models(reward_model, store):
         with pytest.raises(UserError, match=sentence):
             judge.compare(PAIRS, store)
 
-    fails("./nowhere", "nowhere does not exist")
     fails(reward_model("two", labels=2), r"two is no reward model \(it has 2 labels")
     # Without a trained head transformers makes up a random one.
     base = reward_model("base", model_class=LlamaForCausalLM)

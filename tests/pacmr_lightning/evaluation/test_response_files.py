@@ -79,8 +79,3 @@ def test_files(tmp_path):
     lines = [json.dumps(row, ensure_ascii=False) for row in told]
     path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
     assert read_responses(path) == told
-    path.write_bytes(b'{"prompt": "p"}\n{"prompt": ')  # other bad lines: test_reading.py
-    with pytest.raises(UserError, match=r"generations.jsonl, line 2 is not JSON \(.* at column 12\)"):
-        read_responses(path)
-    with pytest.raises(UserError, match=r"is no file; name a file of responses, such as a run's generations"):
-        read_responses(tmp_path)

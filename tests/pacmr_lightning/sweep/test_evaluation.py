@@ -47,6 +47,10 @@ methods: {dpo: }
     of the same noise rate, seed and varied values, but there is no other
 methods: {dpo: {vary: {model.objective.beta: [0.1, 0.2]}}, pacmr: }
     but pacmr-noise30-seed0 has no baseline
+evaluate: {seed: -1}
+    the seed of evaluate is -1, but it must be at least 0
+evaluate: {judge: {class_path: EndpointJugde}}
+    evaluate.judge: EndpointJugde is no class that fits here; did you mean EndpointJudge?
 evaluate: {prompt_price: 1.0}
     prompt_price is 1.0 and completion_price is None
 evaluate: {predict: {generation.output: x.jsonl}}
@@ -73,7 +77,8 @@ def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
     write_prompts()
     absent = evaluation("http://127.0.0.1:9/v1")
     absent["judge"]["init_args"]["retries"] = 0  # each comes after a pause
-    assert "cannot be reached" in fails(capsys, ["sweep", write_sweep(evaluate=absent)])
+    said = fails(capsys, ["sweep", write_sweep(evaluate=absent)])
+    assert "http://127.0.0.1:9/v1 (model 'm') cannot be reached" in said and "or check base_url." in said
     assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
     judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
     path = write_sweep(evaluate=evaluation(judge=judge))
@@ -113,11 +118,8 @@ def test_states(answered):
     answer(found[0], "a")
     assert state_of(found[0]) == "done"
     found[0].responses.unlink()
-    assert state_of(found[0]) == "waiting" and found[0].prediction[:3] == [
-        "predict",
-        "--config",
-        "out/dpo-noise30-seed0/config.yaml",
-    ]
+    assert state_of(found[0]) == "waiting"
+    assert found[0].prediction[:3] == ["predict", "--config", "out/dpo-noise30-seed0/config.yaml"]
 
 
 def test_what_a_judge_costs_and_says(answered, capsys):
@@ -159,7 +161,8 @@ def test_one_seed_has_intervals(answered):
     assert value == "58.33" and float(low) < 58.33 < float(high)
     text = Path("out/tables.md").read_text()
     assert f"| PACMR-DPO | {value} [{low}, {high}] | 1." in text
-    assert "one seed" in text and "nan" not in text
+    assert "| dpo | 0.500 |" in text, "its validation accuracy"
+    assert "one seed" in text and "±" not in text and "nan" not in text
 
 
 def replace_judge(path: str, seeds: tuple[int, ...] = (0, 1), **options: object) -> str:

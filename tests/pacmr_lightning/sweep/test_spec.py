@@ -12,7 +12,7 @@ from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.state import prepare, state_of
 
-from ...conftest import fails as run_fails
+from ...conftest import fails
 from ..tables import texts
 from .conftest import OPTIONS, check_dry_run, check_measures
 
@@ -26,14 +26,6 @@ SIZES = {
     **{f"{task}_consistency{devices}": 1 for task in ("tldr", "hh") for devices in ("", "_4gpu")},
 }
 """Cells of every sweep file in configs/sweeps and examples."""
-
-
-def shipped(name: str) -> Path:
-    return ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
-
-
-def fails(capsys, arguments: list[str]) -> str:
-    return run_fails(capsys, ["sweep", *arguments])
 
 
 def nested(train: str) -> dict:
@@ -82,24 +74,16 @@ def test_cells(write_sweep, world):
 
 
 BAD_FILES = """
-methodz: {a: 1}
-    methodz.a: unknown option
 methods: {dpo: {labels: x}}
     methods.labels: unknown option; did you mean label?
 methods: {dpo: 3}
     method dpo: expected keys and values, but got 3
-noise_rates: [much]
-    noise_rates: expected float, but got much
-base: preference
-    base: expected list, but got preference
 base: [preferense]
     (did you mean preference?)
 methods: [dpo]
     methods: expected dict, but got ['dpo']
 options: {1: 2}
     the option 1 is no text; name it as pacmr fit does
-output:
-    output must be given
 output: "out/{seed}"
     output or report has the placeholder {seed}, but it may have none
 like: [x.yaml]
@@ -115,8 +99,6 @@ methods: {dpo: {first: adit x}}
     begins with adit, which is no command of pacmr
 prepare: [x]
     prepare: expected keys and values, but got 'x'
-prepare: [{output: x}]
-    prepare: command must be given
 prepare: [{output: x, command: "fit --seed_everything {seed}"}]
     The command of x has the placeholder {seed}, but it may have {output}
 afterwards: [{output: x, command: fit --config sft --modell M}]
@@ -168,7 +150,7 @@ def test_bad_files(text, message, write_sweep, capsys):
     changes = yaml.safe_load(text)
     if "more" in changes:
         changes["options"] = OPTIONS | changes.pop("more")
-    assert message in fails(capsys, [write_sweep(**changes), "--dry_run"])
+    assert message in fails(capsys, ["sweep", write_sweep(**changes), "--dry_run"])
     assert not Path("out").exists()
 
 
@@ -184,49 +166,47 @@ def test_bad_files(text, message, write_sweep, capsys):
 def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text(text)
-    assert message in fails(capsys, ["sweep.yaml", "--dry_run"])
-    assert "cannot be read" in fails(capsys, ["nowhere.yaml"])
+    assert message in fails(capsys, ["sweep", "sweep.yaml", "--dry_run"])
+    assert "cannot be read" in fails(capsys, ["sweep", "nowhere.yaml"])
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     # Those of one task, on one device, say all that the others would.
-    "path",
+    "name",
     [pytest.param(name, marks=[pytest.mark.slow] * ("hh" in name or "4gpu" in name)) for name in SIZES],
     ids=str,
 )
-def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
+def test_shipped_sweeps(name, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sweep = read_sweep(str(shipped(path)))
-    found = check_dry_run(shipped(path), lambda words: cli.main(["sweep", *words]), whole, capsys)
-    assert len(cells(sweep)) == SIZES[path] and (found == SIZES[path] or not whole)
+    file = ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
+    sweep = read_sweep(str(file))
+    found = check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys)
+    assert len(cells(sweep)) == SIZES[name] and (found == SIZES[name] or not whole)
     check_measures(sweep)
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ("pairs.jsonl", "pairs.jsonl"),
-        ("base/model.safetensors", "base"),
-        ("base/tokenizer.json", "base"),
-        ("bottom/model.safetensors", "bottom"),
-        ("clean/train.jsonl", "clean"),
-        ("reward/model.safetensors", "reward"),
-        ("cache/models--org--judge/refs/main", "org/judge"),
-        ("boards/events", None),
-        ("out/dpo-noise30-seed0/made.jsonl", None),
-        ("out/later.parquet", None),
-    ],
-)
-def test_a_cell_knows_its_inputs(changed, told, write_sweep, capsys, monkeypatch):
+INPUTS = {
+    "pairs.jsonl": "pairs.jsonl",
+    "base/model.safetensors": "base",
+    "base/tokenizer.json": "base",
+    "bottom/model.safetensors": "bottom",
+    "clean/train.jsonl": "clean",
+    "reward/model.safetensors": "reward",
+    "cache/models--org--judge/refs/main": "org/judge",
+}
+"""Files that a cell reads, and what each is named as."""
+
+
+def write(name: str, text: str) -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+
+
+def test_a_cell_knows_its_inputs(write_sweep, capsys, monkeypatch):
     """Models, data and commits on the Hub, also inside of values; loggers write to their folders."""
-    for name in (
-        *("pairs.jsonl", "base/model.safetensors", "base/tokenizer.json", "bottom/config.json"),
-        *("bottom/model.safetensors", "clean/train.jsonl", "reward/model.safetensors", "reward/config.json"),
-        *("cache/models--org--judge/refs/main", "boards/events"),
-    ):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("one")
+    for name in (*INPUTS, "bottom/config.json", "reward/config.json", "boards/events"):
+        write(name, "one")
     Path("base/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "bottom"}))
     monkeypatch.setattr(state, "HF_HUB_CACHE", "cache")
     judges = [{"class_path": "X", "init_args": {"model": model}} for model in ("reward", "org/judge")]
@@ -242,11 +222,11 @@ def test_a_cell_knows_its_inputs(changed, told, write_sweep, capsys, monkeypatch
     path = write_sweep(options=options)
     cell, *_ = cells(read_sweep(path))
     prepare(cell)
-    assert state_of(cell) == "waiting"
-    Path(changed).parent.mkdir(parents=True, exist_ok=True)
-    Path(changed).write_text("other")
-    if told is None:
+    for name in ("boards/events", "out/dpo-noise30-seed0/made.jsonl", "out/later.parquet"):
+        write(name, "other")
         assert state_of(cell) == "waiting"
-    else:
+    for name, told in INPUTS.items():
+        write(name, "other")
         said = f"holds a run with other files than the sweep file has now ({told} has changed)"
-        assert said in fails(capsys, [path])
+        assert said in fails(capsys, ["sweep", path])
+        write(name, "one")
