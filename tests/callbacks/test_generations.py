@@ -115,7 +115,6 @@ def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
     assert chat["prompt_tokens"] == len(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -124,6 +123,7 @@ def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
         ({"output": "a.txt"}, r"output is a.txt, but it must be a file ending in .jsonl"),
         ({"output": "model/config.json/a.jsonl"}, r"config.json is a file and no folder"),
         ({"top_p": 2.0}, "top_p is 2"),
+        ({"top_p": 0.5}, r"top_p is 0\.5, but greedy decoding does not sample"),
         ({"temperature": -1.0}, "temperature is -1"),
     ],
 )
@@ -131,23 +131,6 @@ def test_bad_input_leaves_nothing(options, message, predict, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         predict(**options)
-=======
-def test_bad_input_leaves_nothing(predict, tmp_path):
-    with pytest.raises(UserError, match="None of the 10 prompts to answer has 1 to 3 tokens"):
-        predict(data={"predict_max_length": 3})
-    with pytest.raises(UserError, match=r"The prompt \w+ has \d+ tokens and max_new_tokens is 250"):
-        predict(new=250)
-    with pytest.raises(UserError, match=r"output is a.txt, but it must be a file ending in .jsonl"):
-        predict(output="a.txt")
-    with pytest.raises(UserError, match=r"config.json is a file and no folder"):
-        predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
-    with pytest.raises(UserError, match="top_p is 2"):
-        predict(top_p=2.0)
-    with pytest.raises(UserError, match=r"top_p is 0\.5, but greedy decoding does not sample"):
-        predict(top_p=0.5)
-    with pytest.raises(UserError, match="temperature is -1"):
-        predict(temperature=-1.0)
->>>>>>> t4
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -204,28 +204,15 @@ def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
         assert told.endswith(".")
         return told
 
-<<<<<<< HEAD
     endpoint = ["--judge", "EndpointJudge", "--judge.base_url", server.url]
     no_key = "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1"
     assert no_key in refused(*files, *endpoint[:2])
     assert "Judgge is no class that fits here" in refused(*files, "--judge", "Judgge")
     assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in refused(*files)
     assert "give both or none" in refused(*files, *endpoint, "--completion_price", "1")
-    assert "nowhere.jsonl is no file" in refused(files[0], "nowhere.jsonl", *endpoint)
-    assert "have the same 24 responses" in refused(files[0], files[0], *endpoint)
-=======
-    endpoint = ["--judge", "EndpointJudge", "--judge.base_url"]
-    assert "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1" in stops(
-        *files, "--judge", "EndpointJudge"
-    )
-    assert "Judgge is no class that fits here" in stops(*files, "--judge", "Judgge")
-    assert "judge is missing; give --judge EndpointJudge with --judge.task tldr or hh" in stops(*files)
-    local = [*files, *endpoint, server.url]
-    assert "give both or none" in stops(*local, "--completion_price", "1")
     no_file = "nowhere.jsonl is no file; name a file of responses, such as a run's generations"
-    assert no_file in stops(files[0], "nowhere.jsonl", *endpoint, server.url)
-    assert "have the same 24 responses" in stops(files[0], files[0], *endpoint, server.url)
->>>>>>> t4
+    assert no_file in refused(files[0], "nowhere.jsonl", *endpoint)
+    assert "have the same 24 responses" in refused(files[0], files[0], *endpoint)
     few = write_rows(rows(1)[:20], "few.jsonl")
     assert "few.jsonl lacks 4 of the 24 ids of" in refused(files[0], few, *endpoint)
     assert "b.jsonl is a file and no folder" in refused(*files, *endpoint, "--output", files[1])
