@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.fabric.utilities import throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from pacmr_lightning.batch import TrainingBatch
 from pacmr_lightning.errors import check_at_least
@@ -79,8 +80,7 @@ class LogProgress(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Print on rank 0 if it is time."""
-        loss = trainer.callback_metrics.get("train/loss")
-        self._tell(trainer, "Update", trainer.global_step, "" if loss is None else f", loss {loss:.4f}")
+        self._tell(trainer, "Update", trainer.global_step, trainer.callback_metrics.get("train/loss"))
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the number of batches, and start the clock."""
@@ -98,12 +98,14 @@ class LogProgress(Callback):
         self._first, self._planned = first, planned
         self._began = self._printed = time.monotonic()
 
-    def _tell(self, trainer: Trainer, what: str, done: int, more: str = "") -> None:
+    def _tell(self, trainer: Trainer, what: str, done: int, loss: Tensor | None = None) -> None:
         now = time.monotonic()
         if not trainer.is_global_zero or now - self._printed < self.seconds or done == self._first:
             return
         self._printed = now
         left = timedelta(seconds=round((self._planned - done) * (now - self._began) / (done - self._first)))
+        # Only here, since it waits for a GPU.
+        more = "" if loss is None else f", loss {float(loss):.4f}"
         print(f"{what} {done:,} of {self._planned:,}, {left} left{more}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -144,7 +144,7 @@ def _texts(
 def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
     try:
         net = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise UserError(
             f"{model} cannot be loaded as a sequence classifier ({why}); name another model."

@@ -181,7 +181,7 @@ def shared_data():
     return SHARED
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pair_rows():
     """Makes pairs with distinct prompts that the rules can reword."""
 
@@ -215,6 +215,16 @@ def store(tmp_path):
 
     with AnswerStore(tmp_path / "answers.sqlite") as store:
         yield store
+
+
+def own_modules() -> dict[str, Path]:
+    """Files of the packages by the names under which they are imported."""
+    root, package, found = Path(__file__).parents[1], "pacmr_lightning", {}
+    for folder, prefix in ((package, ""), ("datamodules", f"{package}."), ("callbacks", f"{package}.")):
+        for path in (root / folder).rglob("*.py"):
+            name = prefix + ".".join(path.relative_to(root).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
 
 
 def fails(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> str:

@@ -70,10 +70,8 @@ class Process:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise TimeoutError(f"process {self.pid} runs after {timeout} s")
+    def wait(self) -> int:
+        self._process.join()
         return self.returncode
 
     def communicate(self, timeout: float = 600) -> tuple[str, str | None]:

@@ -40,33 +40,27 @@ def tiny(tmp_path, tiny_llama, monkeypatch) -> dict[str, str]:
 
 def upstream(kind: str) -> str:
     """The synthetic benchmark's pairs as the datasets on the Hub are laid out."""
-    for name, seed, count in (("train", 0, 160), ("validation", 1, 40)):
-        rows = list(World().preference_rows(count, seed))
-        prompts = [f"{row['prompt']} {i}" for i, row in enumerate(rows)]
-        posts = [f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {prompt}\n\nTL;DR:" for prompt in prompts]
+    subsets = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
+    held_out = {"TLDR": ["validation"], "TLDRCompletions": ["valid", "test"]}.get(kind, ["test"])
+    for seed, count, splits in ((0, 160, ["train"]), (1, 40, held_out)):
+        frame = pd.DataFrame(World().preference_rows(count, seed))
+        prompt = frame["prompt"] + " " + frame.index.astype(str)
+        post = "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: " + prompt + "\n\nTL;DR:"
+        sides = frame[["chosen", "rejected"]]
+        paths = [f"data/{split}-00000-of-00001.parquet" for split in splits]
         if kind == "TLDR":
-            sides = {side: [turn(row[side]) for row in rows] for side in ("chosen", "rejected")}
-            write(Path(kind, f"data/{name}-00000-of-00001.parquet"), {"prompt": posts, **sides})
+            turns = sides.map(lambda text: [{"role": "assistant", "content": text}])
+            columns = turns.assign(prompt=post)
         elif kind == "TLDRCompletions":
-            columns = {"prompt": posts, "label": [row["chosen"].strip() for row in rows]}
-            for part in ("valid", "test") if seed else ("train",):
-                write(Path(kind, f"data/{part}-00000-of-00001.parquet"), columns)
+            columns = pd.DataFrame({"prompt": post, "label": frame["chosen"].str.strip()})
         else:
-            starts = [f"\n\nHuman: I do not know. {prompt}\n\nAssistant:" for prompt in prompts[:60]]
-            pairs = list(zip(starts, rows, strict=False))
-            talks = {side: [start + row[side] for start, row in pairs] for side in ("chosen", "rejected")}
-            for subset in ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"):
-                write(Path(kind, subset, "test.parquet" if seed else "train.parquet"), talks)
+            start = "\n\nHuman: I do not know. " + prompt + "\n\nAssistant:"
+            columns = pd.DataFrame({side: start + sides[side] for side in sides})[:60]
+            paths = [f"{subset}/{split}.parquet" for subset in subsets for split in splits]
+        for path in paths:
+            Path(kind, path).parent.mkdir(parents=True, exist_ok=True)
+            columns.to_parquet(Path(kind, path))
     return kind
-
-
-def turn(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
-
-
-def write(path: Path, columns: dict[str, list]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(columns).to_parquet(path)
 
 
 def source_of(config: Path) -> str:
@@ -76,15 +70,6 @@ def source_of(config: Path) -> str:
 
 SHORT = ["--trainer.max_steps", "2", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", "run"]
 SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
-
-# A random model never ends a response itself, and what its responses are is not asked here.
-FEW_TOKENS = ["--model.max_new_tokens", "8"]
-
-
-def write_no_figures(monkeypatch):
-    """Draws what a run draws, but does not write it, which takes most of the time."""
-    monkeypatch.setattr(weight_figures, "save_figure", lambda *arguments: None)
-
 
 OF_ROWS = ("own_weights", "soft_labels")
 """Methods that need columns of the rows."""
@@ -109,9 +94,11 @@ def composed(base: Path, method: Path):
 )
 @pytest.mark.filterwarnings("ignore:CentralDifference is")  # the step of Qu et al. on a tiny bf16 model
 def test_preference(base, method, tiny, monkeypatch):
-    arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
-    if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
-        write_no_figures(monkeypatch)
+    # A random model never ends a response itself.
+    arguments = ["--model.policy.model", tiny["model"], "--model.max_new_tokens", "8"]
+    if (base.parent.name, method.stem) != ("quickstart", "pacmr"):
+        # To write the figures takes most of the time.
+        monkeypatch.setattr(weight_figures, "save_figure", lambda *arguments: None)
     source, noise = source_of(base), []
     if method.stem in OF_ROWS:
         own = write_lines("own.jsonl", [row | {"p_right": 0.9} for row in read_lines(tiny["pairs"])])
@@ -161,20 +148,12 @@ def test_sft(base, tiny):
 
 @pytest.mark.parametrize("path", [*CONFIGS, *SWEEPS], ids=name)
 def test_every_key_has_a_comment(path):
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith("# "), "the file does not say what it is for"
-    keys = 0
-    for number, line in enumerate(lines, 1):
-        text = line.strip().removeprefix("- ")
-        if text.startswith("#") or not text:
-            continue
-        key, _, value = text.partition(":")
-        # A class's arguments and sections need no comment of their own.
-        if key in ("init_args", "class_path") or not value.strip():
-            continue
-        keys += 1
-        assert "#" in value, f"{path.name}:{number}: {key} has no comment"
-    assert keys
+    first, *lines = path.read_text().splitlines()
+    assert first.startswith("# "), "the file does not say what it is for"
+    texts = [line.strip().removeprefix("- ") for line in lines]
+    # A class's arguments and sections need no comment of their own.
+    values = [text for text in texts if re.match(r"(?!#|init_args:|class_path:)[^:]+:\s*\S", text)]
+    assert values and [text for text in values if "#" not in text] == []
     yaml.safe_load(path.read_text())
 
 

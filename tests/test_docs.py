@@ -1,7 +1,7 @@
 """Pages agree with the code they describe: settings by model size, and the generated command reference."""
 
 import re
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,7 @@ UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 
 @pytest.fixture(scope="module")
 def commands():
-    sys.path.insert(0, str(DOCS))
-    import generated
-
-    yield generated.commands()
-    sys.path.remove(str(DOCS))
+    return runpy.run_path(str(DOCS / "generated.py"))["commands"]()
 
 
 def test_learning_rates_by_model_size():

@@ -29,7 +29,7 @@ TURNS = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:"
 ROWS = [
     {"id": "post", "prompt": "POST: rain\n\nTL;DR:", "chosen": " a", "rejected": " b"},
     {"id": "transcript", "prompt": TURNS, "chosen": " a", "rejected": " b"},
-    {"id": "chat", "prompt": QUESTION, **SIDES},
+    {"id": "chat", "prompt": QUESTION, "chat_template_kwargs": {"think": False}, **SIDES},
 ]
 
 
@@ -46,8 +46,11 @@ def test_each_kind_of_prompt(server, endpoint, write_rows, tmp_path, capsys):
     rows = rows_of(output)
     assert [(row["id"], row["prompt"]) for row in rows] == [(row["id"], row["prompt"]) for row in ROWS]
     counts = {"finish_reason": "stop", "prompt_tokens": None, "response_tokens": None}
-    assert rows[2] == rows[2] | {"response": " You said: What is the sea?"} | counts and len(rows[2]) == 6
-    assert "3 responses of tiny, 0 of them truncated." in capsys.readouterr().out
+    answer = {"response": " You said: What is the sea?", "chat_template_kwargs": {"think": False}}
+    assert rows[2] == rows[2] | answer | counts and len(rows[2]) == 7
+    said = capsys.readouterr().out
+    assert "3 responses of tiny, 0 of them truncated." in said
+    assert "Not sent to the endpoint: the columns chat_template_kwargs; they are in the file." in said
 
 
 def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
@@ -68,8 +71,12 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
     # The stored reason is kept.
     assert [row["finish_reason"] for row in rows_of(output)] == ["stop", "length", "stop", "stop", "stop"]
     server.always, none = "content filter", tmp_path / "none.jsonl"
-    with pytest.raises(UserError, match=r"failed 3 requests in a row .*content_filter"):
-        endpoint_responses(Files(path, path), str(none), endpoint(max_tokens=12))
+    for n, sentence in (
+        (5, r"failed 3 requests in a row .*content_filter"),
+        (0, "n is 0, but it must be at least 1, or null for all prompts"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            endpoint_responses(Files(path, path), str(none), endpoint(max_tokens=12), n)
     assert not none.exists()
 
 

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers import BertConfig, BertForSequenceClassification
 
 from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.datamodules.tokenizer import train_tokenizer
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer, train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
@@ -50,8 +51,24 @@ def test_reward_model(learn):
     assert np.mean([verdict.preferred == "first" for verdict in verdicts]) > 0.8
     with pytest.raises(UserError, match="judge exists already"):
         learn.call(*options)
+    options[-1] = "other"
+    with pytest.raises(UserError, match="batch_size is 0, but it must be at least 1"):
+        learn.call(*options, "--batch_size", "0")
     with pytest.raises(UserError, match="0 prompts have pairs of 500 to 1024 tokens"):
-        learn.call(*options[:-1], "other", "--min_length", "500")
+        learn.call(*options, "--min_length", "500")
+    bert = {"vocab_size": 400, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    for labels, sentence in (
+        (1, "has no linear head named score"),
+        (2, "model cannot be loaded as a sequence classifier"),
+    ):
+        BertForSequenceClassification(BertConfig(**bert, num_labels=labels)).save_pretrained("model")
+        with pytest.raises(UserError, match=sentence):
+            learn.call(*options)
+    tokenizer = load_tokenizer("model")
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
+    tokenizer.save_pretrained("model")
+    with pytest.raises(UserError, match=r"The chat template refuses pair .* \(no system\); take it out"):
+        learn.call(*options)
     assert not Path("other").exists()
 
 

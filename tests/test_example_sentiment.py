@@ -10,6 +10,7 @@ import pytest
 from examples.sentiment import LexiconReward, sentiment
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.errors import UserError
 
 from .conftest import read_lines
 from .conftest import write_lines as write
@@ -48,6 +49,9 @@ def test_labels_are_bradley_terry_draws(folder, capsys):
     assert f"{1 - right / 1000:.1%} of the labels against it" in said
     assert "1,000 pairs with equal or empty responses were dropped" in said
     assert label() == rows != label("--seed=1")
+    (folder / "responses-2.jsonl").write_bytes((folder / "responses-1.jsonl").read_bytes())
+    with pytest.raises(UserError, match="have no prompt with two different responses"):
+        label()
 
 
 def test_the_model_responds(folder, tiny_llama, monkeypatch):
@@ -65,6 +69,9 @@ def test_the_model_responds(folder, tiny_llama, monkeypatch):
     assert [row["prompt"] for row in files[0]] == [row["prompt"] for row in files[1]] and len(files[0]) == 6
     assert [row["response"] for row in files[0]] != [row["response"] for row in files[1]]
     assert {row["prompt"] for row in rows} <= {row["prompt"] for row in files[0]}
+    monkeypatch.setattr(subprocess, "run", lambda *_, **options: SimpleNamespace(returncode=3))
+    with pytest.raises(UserError, match="pacmr predict ended with status 3; see above"):
+        label(output="failed")
 
 
 def test_words_count_once(tmp_path):
@@ -74,9 +81,17 @@ def test_words_count_once(tmp_path):
     assert reward("good", " Good, good GOOD! it won’t be-bad_1") == 2.5 - 1.5 - 0.5
     assert reward("good", "goods; ungood") == 0
     assert reward("good", "") == 0
+    file.write_text("good\t1\nbad 1\n")
+    with pytest.raises(UserError, match="line 2: 'bad 1' is no word with its valence; put a tab between"):
+        LexiconReward(str(file))
+    with pytest.raises(UserError, match="nowhere, which is no file; name one, or vader or afinn"):
+        LexiconReward("nowhere")
 
 
 @pytest.mark.parametrize(("lexicon", "good", "bad"), [("vader", 3.1, -2.5), ("afinn", 3, -3)])
-def test_packages(lexicon, good, bad):
+def test_packages(lexicon, good, bad, monkeypatch):
     reward = LexiconReward(lexicon)
     assert (reward("", "great"), reward("", "a bad film")) == (good, bad)
+    monkeypatch.setattr("examples.sentiment.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r'which is missing; install "pacmr-lightning\[examples\]"'):
+        LexiconReward(lexicon)

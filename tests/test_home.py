@@ -16,41 +16,22 @@ from pacmr_lightning.policy import PolicyModel
 
 from .conftest import fails, quiet_trainer, write_lines
 
-BASE = """
-model:
-  class_path: PreferenceModule
-  init_args: {policy: {class_path: PolicyModel, init_args: {model: ~/model}}, learning_rate: 1.0e-3}
-data:
-  class_path: PreferenceDataModule
-  init_args:
-    source: {class_path: Files, init_args: {train: ~/pairs.jsonl, validation: ~/pairs.jsonl}}
-    global_batch_size: 8
-trainer:
-  accelerator: cpu
-  max_steps: 2
-  log_every_n_steps: 1
-  enable_progress_bar: false
-  default_root_dir: ~/runs/x
-  callbacks: [{class_path: RunSummary}]
-  logger: [{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ~/boards}}]
-"""
-
 
 @pytest.fixture(scope="module")
-def home(tiny_llama, tmp_path_factory):
+def home(tiny_llama, pair_rows, preference_config, tmp_path_factory):
     """A home folder with a model, pairs, a config, and another folder that is worked in."""
     folder = tmp_path_factory.mktemp("user")
     home, work = folder / "home", folder / "work"
     for each in (home, work, home / "data"):
         each.mkdir()
     tiny_llama(home / "model")
-    rows = [
-        {"prompt": f"What is the best of {i} books?", "chosen": f" A {i}.", "rejected": f" The {i} of rain."}
-        for i in range(24)
-    ]
     for name in ("pairs.jsonl", "data/train.jsonl"):
-        write_lines(home / name, rows)
-    (home / "base.yaml").write_text(BASE)
+        write_lines(home / name, pair_rows(24))
+    boards = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "~/boards"}}
+    trainer = {"max_steps": 2, "default_root_dir": "~/runs/x", "logger": [boards]}
+    trainer["callbacks"] = [{"class_path": "RunSummary"}]
+    config = preference_config("~/model", "~/pairs.jsonl", {"learning_rate": 1e-3}, **trainer)
+    (home / "base.yaml").write_text(yaml.safe_dump(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(work)
         patch.setenv("HOME", str(home))

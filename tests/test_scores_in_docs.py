@@ -1,6 +1,5 @@
 """The notebook's example of scores recorded wrongly: its program runs, and its table is what comes of it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.datamodules import Files
 from pacmr_lightning.embedded_world import World
 
+from .conftest import read_lines
+
 PAGE = (Path(__file__).parents[1] / "docs/data.md").read_text()
 SECTION = (Path(__file__).parents[1] / "research/notebook/scores-recorded-wrongly.md").read_text()
 
@@ -20,7 +21,7 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
     exec(compile(program, "scores.py", "exec"), {})
-    return [json.loads(line) for line in Path("scores.jsonl").read_text().splitlines()]
+    return read_lines("scores.jsonl")
 
 
 def table():
@@ -55,10 +56,8 @@ def test_the_audit(rows):
 
 def test_a_row_of_each_kind(tmp_path):
     """The page's rows are read, and each column is known."""
-    (block,) = re.findall(r"```json\n(.*?)```", PAGE.partition("**Votes, ties and weights**")[2], re.DOTALL)[
-        :1
-    ]
-    (tmp_path / "rows.jsonl").write_text(block)
+    section = PAGE.partition("**Votes, ties and weights**")[2]
+    (tmp_path / "rows.jsonl").write_text(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])
     found = Files(str(tmp_path / "rows.jsonl"), str(tmp_path / "rows.jsonl")).load("train")
     assert len(found) == 6
     for name in ("votes_for", "votes_against", "annotator", "label", "p_right", "weight"):

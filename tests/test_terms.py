@@ -11,8 +11,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pacmr_lightning", "datamodules", "callbacks", "research", "benchmarks", "examples")
 TERMS = {
@@ -83,40 +81,18 @@ def offences(path: Path) -> list[str]:
                 words = " ".join(match[0].split())
                 found.append(f"{line + text[: match.start()].count(chr(10))}: {words!r}, say {term}")
     if path.suffix == ".py":
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for line, docstring in docstrings(tree):
-            if OPENINGS.match(docstring):
-                found.append(f"{line}: docstring opens with {docstring.split()[0]}; name the thing")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(text, ast.Constant) and (opening := OPENINGS.match(str(text.value).strip())):
+                found.append(f"{node.lineno}: docstring opens with {opening[0]}; name the thing")
     return found
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield docstrings of modules, classes and functions, and strings below a constant or a field."""
-    for node in ast.walk(tree):
-        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
-            value = getattr(statement, "value", None)
-            if (
-                isinstance(statement, ast.Expr)
-                and isinstance(value, ast.Constant)
-                and isinstance(value.value, str)
-            ):
-                yield value.lineno, value.value.strip()
-
-
-def groups() -> dict[str, list[Path]]:
-    """Return the files to check, by package folder, docs, configs and notebook."""
-    found = {"README.md": [ROOT / "README.md"], "docs": sorted(ROOT.glob("docs/*.md"))}
-    found["configs"] = sorted(ROOT.rglob("configs/**/*.yaml"))
-    found["notebook"] = sorted(ROOT.glob("research/**/*.md")) + sorted(ROOT.glob("research/**/*.yaml"))
+def test_terms():
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("research/**/*.md")]
+    for folder in ("configs", "research", "tests/extension"):
+        files += (ROOT / folder).rglob("*.yaml")
     for folder in PACKAGES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if "tests" not in path.parts:
-                parts = path.relative_to(ROOT).parts
-                found.setdefault("/".join(parts[:2]) if len(parts) > 2 else parts[0], []).append(path)
-    return found
-
-
-@pytest.mark.parametrize("group", groups())
-def test_terms(group):
-    found = {str(path.relative_to(ROOT)): bad for path in groups()[group] if (bad := offences(path))}
-    assert not found, "\n" + "\n".join(f"{path}:{one}" for path, bad in found.items() for one in bad)
+        files += [path for path in (ROOT / folder).rglob("*.py") if "tests" not in path.parts]
+    found = [f"{path.relative_to(ROOT)}:{bad}" for path in files for bad in offences(path)]
+    assert not found, "\n" + "\n".join(found)

@@ -9,7 +9,6 @@ import random
 import signal
 import time
 
-import pandas as pd
 import psutil
 import pytest
 import torch
@@ -45,17 +44,9 @@ def frozen_writing(run, process):
     return process.poll() is not None
 
 
-def killed_at(run, process):
-    if writes(run, process):
-        return "writing a checkpoint"
-    if list(run.rglob(f".*.{process.pid}.partial")):
-        return "writing another file"
-    return "ending" if (run / "samples.jsonl").exists() else "training"
-
-
 def killed(runs, run, strategy, kills, seed):
-    """Kills a run that many times along its way, each time after going on, and returns what the kills hit."""
-    rng, hits, options = random.Random(seed), [], ()
+    """Kills a run that many times along its way, each time after going on."""
+    rng, met, options = random.Random(seed), 0, ()
     for kill in range(kills):
         reached = runs.saved_every * (runs.updates * kill // kills // runs.saved_every)
         # However late a kill comes, it meets a run that has not ended; the last ones may meet its end.
@@ -82,20 +73,16 @@ def killed(runs, run, strategy, kills, seed):
             os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         assert "Traceback" not in output, output
-        hits.append(
-            kind if kind == "starting" else killed_at(run, process) if process.returncode else "nothing"
-        )
-    assert hits.count("nothing") < kills / 3, hits
-    return hits
+        met += process.returncode != 0
+    assert met > 2 / 3 * kills
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2", "zero3"])
 def test_twenty_kills(runs, strategy):
     run = runs.folder / f"killed-{strategy}"
-    hits = killed(runs, run, strategy, kills=20, seed=2)
+    killed(runs, run, strategy, kills=20, seed=2)
     runs.resume(run, strategy)
-    print(pd.Series(hits).value_counts().to_string())
     runs.assert_as_straight(run, strategy)
 
 
@@ -126,7 +113,8 @@ def stop_and_resume(runs, run, strategy, number, status, *options, everybody=Fal
 def test_a_kill_and_a_signal(runs):
     """The signal meets a run that goes on after the kill, and ends it after the update that is done."""
     run = runs.folder / "killed"
-    assert killed(runs, run, "single", kills=1, seed=1) == ["writing a checkpoint"]
+    killed(runs, run, "single", kills=1, seed=1)
+    assert list(run.glob("checkpoints/.*.partial"))  # it was writing one
     stop_and_resume(runs, run, "single", signal.SIGTERM, 0, "--ckpt_path", "last", after=12)
 
 

@@ -5,6 +5,7 @@ Lightning is asked for a CPU and given the stand-in, since it would look for a d
 
 # ruff: noqa: E402
 
+import contextlib
 import ctypes
 import sys
 
@@ -14,7 +15,7 @@ import lightning.fabric.fabric
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from stand_in import OnGpu, stand_in_gpu
+from stand_in import DeviceMismatch, OnGpu, stand_in_gpu
 from torch.utils._pytree import tree_map
 
 from pacmr_lightning.cli import main
@@ -41,4 +42,9 @@ torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()
 torch.cuda.set_rng_state = lambda state, device=None: None
 
 with stand_in_gpu():
+    there = torch.arange(4.0, device="cuda")
+    for mixed in (lambda: there + torch.ones(4), lambda: torch.ones(4)[there.long()]):
+        with contextlib.suppress(DeviceMismatch):
+            mixed()
+            sys.exit("the stand-in does not refuse tensors of two devices")
     main(sys.argv[1:])

@@ -18,13 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 aten = torch.ops.aten
-BETWEEN_DEVICES = {
-    *(aten._to_copy.default, aten.copy_.default),
-    *(
-        aten.index.Tensor,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
-    ),  # indices may lie on the CPU
+BETWEEN_DEVICES = {aten._to_copy.default, aten.copy_.default} | {  # indices may lie on the CPU
+    *(aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default)
 }
 
 
@@ -91,9 +86,9 @@ def run(function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return CPU if isinstance(x, torch.device) and x.type == "cuda" else x
 
     plain_args, plain_kwargs = tree_unflatten([plain(x) for x in flat], spec)
-    found = function(
-        *plain_args, **{**plain_kwargs, **({"pin_memory": False} if "pin_memory" in kwargs else {})}
-    )
+    if "pin_memory" in kwargs:
+        plain_kwargs["pin_memory"] = False
+    found = function(*plain_args, **plain_kwargs)
     known = {id(x.inner): x for x in there}  # of an operation in place
 
     def placed(x: Any) -> Any:
@@ -116,12 +111,10 @@ class _FromNumbers(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        device = kwargs.get("device")
-        if function not in (torch.tensor, torch.as_tensor, torch.asarray) or isinstance(args[0], Tensor):
-            return function(*args, **kwargs)
-        if device is None or torch.device(device).type != "cuda":
-            return function(*args, **kwargs)
-        return OnGpu(function(*args, **{**kwargs, "device": CPU}))
+        makes = function in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(args[0], Tensor)
+        if makes and torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            return OnGpu(function(*args, **{**kwargs, "device": CPU}))
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
