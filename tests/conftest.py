@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import shutil
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -45,13 +46,8 @@ FORKED = (
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
 LONG = (
     *FORKED,
-    "test_extension",
-    "test_augment",
-    "test_configs",
-    "test_translation",
-    "test_refine",
-    "test_health",
-    "test_sweeps",
+    *("test_extension", "test_augment", "test_configs", "test_translation"),
+    *("test_refine", "test_health", "test_sweeps"),
 )
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
@@ -187,12 +183,8 @@ def pair_rows():
 
     def make(count, **columns):
         return [
-            {
-                "prompt": f"What is the best of {i} books?",
-                "chosen": f" I do not know all {i}.",
-                "rejected": f" The {i} of rain.",
-            }
-            | columns
+            {"prompt": f"What is the best of {i} books?", "chosen": f" I do not know all {i}."}
+            | {"rejected": f" The {i} of rain.", **columns}
             for i in range(count)
         ]
 
@@ -283,3 +275,9 @@ def read_lines(path) -> list[dict]:
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
+
+
+def stored(path) -> int:
+    """Return the number of answers in a store."""
+    with sqlite3.connect(path) as store:
+        return store.execute("SELECT count(*) FROM answers").fetchone()[0]

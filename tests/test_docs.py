@@ -1,16 +1,36 @@
-"""Pages agree with the code they describe: settings by model size, and the generated command reference."""
+"""Pages agree with the code they describe: import paths, settings by model size, and options of commands."""
 
 import re
 import runpy
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from pacmr_lightning.cli import RUNS, TOOLS
 from pacmr_lightning.modules.schedule import suited_learning_rate
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
+PAGES += [ROOT / "research" / "README.md", *(ROOT / "research" / "sweeps").glob("*.yaml")]
 UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
+
+
+def named() -> list[str]:
+    """Names below the package, and what Python code in the pages imports from there."""
+    found: set[str] = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found |= set(re.findall(r"\bpacmr_lightning(?:\.\w+)+", text))
+        for module, names in re.findall(r"from (pacmr_lightning[\w.]*) import ([\w, ]+)", text):
+            found |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", named())
+def test_what_pages_name_is_there(name):
+    assert resolve_name(name) is not None
 
 
 @pytest.fixture(scope="module")

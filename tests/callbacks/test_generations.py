@@ -16,7 +16,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 
-from ..conftest import TURNS, quiet_trainer, read_lines, short_fit
+from ..conftest import TURNS, quiet_trainer, read_lines, short_fit, stored
 
 FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "response_tokens"]
 
@@ -178,11 +178,6 @@ def test_killed_it_goes_on(command, tmp_path, forked):
     again = subprocess.run(command("run"), capture_output=True, text=True, timeout=1200)
     assert again.returncode == 0 and f"; {left} came from an earlier run." in again.stderr
     assert (tmp_path / "run" / "generations.jsonl").read_bytes() == expected
-
-
-def stored(path):
-    with sqlite3.connect(path) as store:
-        return store.execute("SELECT count(*) FROM answers").fetchone()[0]
 
 
 @pytest.mark.slow

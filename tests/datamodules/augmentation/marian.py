@@ -8,7 +8,6 @@ has: it is trained with ``>>cmn_Hans<<`` only and would be at a loss without.
 import json
 import random
 import re
-import sqlite3
 
 import pytest
 import sentencepiece
@@ -127,12 +126,6 @@ def train_translators(folder):
         _train(model, tokenizer, source, target)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-
-
-def stored(path):
-    """The number of pieces in a store."""
-    with sqlite3.connect(path) as database:
-        return database.execute("SELECT count(*) FROM answers").fetchone()[0]
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 
-from .marian import back_and_forth, random_words, sentence, stored, translators  # noqa: F401
+from ...conftest import stored
+from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
 from .test_structure import frame
 
 main = partial(run_tool, "augment", augment)

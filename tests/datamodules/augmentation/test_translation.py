@@ -21,7 +21,8 @@ from pacmr_lightning.datamodules.augmentation.translator import (
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
-from .marian import POSITIONS, back_and_forth, random_words, sentence, stored, translators  # noqa: F401
+from ...conftest import stored
+from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 
 
 @pytest.fixture

@@ -224,18 +224,20 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
     """
     batch, meta = make_batch(6), make_batch(6, seed=1, augmented=True)
     sizes = {"num_hidden_layers": 28, "initializer_range": 0.05}
-    found = {way: [] for way in ("exact", "float32", "base")}
+    ways = {"exact": "float32", "float32": "float32", "base": "base"}
+    policies = {
+        way: make_policy(dtype="bfloat16", changes=sizes, lora_compute_dtype=dtype)
+        for way, dtype in ways.items()
+    }
+    policies["exact"].double()
+    found = {way: [] for way in ways}
     for seed in range(4):
         along = None
-        for way in found:
-            compute = {"lora_compute_dtype": "base" if way == "base" else "float32"}
-            policy = make_policy(dtype="bfloat16", changes=sizes, **compute)
+        for way, policy in policies.items():
             torch.manual_seed(seed)
             with torch.no_grad():
                 for name, p in policy.adapter().items():
-                    p.normal_(std=0.02 if ".lora_B." in name else 0.2)
-            if way == "exact":
-                policy.double()
+                    p.copy_(torch.randn(p.shape) * (0.02 if ".lora_B." in name else 0.2))
             if along is None:
                 along = gradient(step_pairs(policy, meta))
                 length = flat(along.values()).norm()
