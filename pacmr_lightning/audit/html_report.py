@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ..evaluation.answer_store import content_key
 from ..policy.numerics import histogram
 from . import words
-from .decisions import Texts
+from .manual_review import Texts
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 

@@ -8,7 +8,7 @@ from ..errors import UserError, check_at_least, check_within
 from ..evaluation.judging import PairJudge, check_distinct, check_prices
 from ..files import check_writable, local_path
 from ..policy.numerics import AskedDtype
-from .decisions import Decisions, read_decisions
+from .manual_review import Decisions, read_decisions
 from .scorers import Choice
 
 Action = Literal["drop", "swap"]

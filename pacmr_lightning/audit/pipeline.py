@@ -17,8 +17,8 @@ from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .combination import ENOUGH, VIEWS, combined_score
-from .decisions import Decisions, Texts, random_sample
 from .html_report import html_report
+from .manual_review import Decisions, Texts, random_sample
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer

@@ -6,7 +6,7 @@ import torch
 
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit.combination import VIEWS
-from pacmr_lightning.audit.decisions import random_sample, sample_estimate
+from pacmr_lightning.audit.manual_review import random_sample, sample_estimate
 from pacmr_lightning.audit.pipeline import conclude
 from pacmr_lightning.audit.scored_pairs import ScoredPairs
 from pacmr_lightning.batch import LogProbs

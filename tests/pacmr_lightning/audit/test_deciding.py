@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pacmr_lightning.audit.decisions import read_decisions
+from pacmr_lightning.audit.manual_review import read_decisions
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.decisions import Texts, random_sample
 from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
+from pacmr_lightning.audit.manual_review import Texts, random_sample
 from pacmr_lightning.audit.shortcuts import shortcuts
 
 from .conftest import HOSTILE, pairs_on

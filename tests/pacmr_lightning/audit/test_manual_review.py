@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pacmr_lightning.audit.decisions import random_sample, read_decisions, sample_estimate
+from pacmr_lightning.audit.manual_review import random_sample, read_decisions, sample_estimate
 from pacmr_lightning.errors import UserError
 
 from ...conftest import write_lines
