@@ -18,8 +18,7 @@ def reply(messages):
 
 
 @pytest.fixture
-def endpoint(server, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+def endpoint(server):
     return lambda **options: Endpoint("tiny", server.url, **{"concurrency": 1, "retries": 0, **options})
 
 

@@ -38,6 +38,8 @@ def test_from_rows_to_verdicts(shared_data, server, tmp_path, monkeypatch):
             --data.source.train train.jsonl --data.source.validation validation.jsonl
             --trainer.max_steps 8 --trainer.limit_val_batches 1
         """)
+        summary = json.loads(Path(f"{method}/summary.json").read_text())
+        assert (summary["method"], summary["steps"], summary["noise_rate"]) == (method, 8, 0.3)
         weights.append(read_weights(method))
         pacmr(f"""
             predict --config {method}/config.yaml --ckpt_path last {CPU} --data.predict_prompts 12

@@ -23,7 +23,7 @@ PINNED = {
 }
 SECURITY = (ROOT / "SECURITY.md").read_text()
 ADVISORIES = re.findall(
-    r"^ *\| ([a-z-]+)(?: \(tests\))? \| (before )?(\d[\d., ]*) \|", SECURITY, re.MULTILINE
+    r"^ *\| ([a-z0-9-]+)(?: \(tests\))? \| (before )?(\d[\d., ]*) \|", SECURITY, re.MULTILINE
 )
 
 
@@ -44,3 +44,4 @@ def test_constraints_are_within_the_bounds(one):
 def test_lightning_by_its_other_name():
     assert PINNED["pytorch-lightning"] == PINNED["lightning"]
     assert ("lightning", "", "2.6.2, 2.6.3") in ADVISORIES
+    assert len(ADVISORIES) == 10, "each row of the table is read"

@@ -227,8 +227,13 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
     assert found["chosen"][:] == [row["chosen"] for row in rows]
     assert found["rejected"][:] == [row["rejected"] for row in rows]
     assert found["annotator"][:] == ["7", "7", "7", "x", None] * 4
-    for part in (0, 1):
-        (folder / f"train-{part}.jsonl").unlink()
+    turns = [[message("user", f"{i}?"), message("assistant", row["chosen"])] for i, row in enumerate(rows)]
+    chats = [{"chosen": turn, "rejected": [turn[0], message("assistant", "No.")]} for turn in turns]
+    write_lines(folder / "train-0.jsonl", chats)
+    (folder / "train-1.jsonl").unlink()
+    found = HubPreferences(str(folder)).load_all()
+    assert [json.loads(row["prompt"]) + json.loads(row["chosen"]) for row in found] == turns
+    (folder / "train-0.jsonl").unlink()
     # An array, which datasets reads.
     (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))
     with pytest.raises(UserError, match="the column 'chosen', whose texts the library datasets reads as dat"):
@@ -299,7 +304,7 @@ def test_errors(tldr, hh, tmp_path):
 
 
 def test_real_rows(shared_data, tmp_path):
-    """The rows of the real TL;DR, in upstream layout, are the rows of their file."""
+    """The rows of the real TL;DR and HH, in upstream layout, are the rows of their files."""
     found = read_lines(shared_data / "tldr" / "validation.jsonl.gz")
     rows = [
         {side: [message("user", row["prompt"]), message("assistant", row[side])] for side in SIDES}
@@ -310,6 +315,12 @@ def test_real_rows(shared_data, tmp_path):
     assert loaded["prompt"][:] == [row["prompt"] for row in found]
     assert loaded["chosen"][:] == [row["chosen"].rstrip() for row in found]
     assert all(category.startswith("r/") for category in loaded["category"])
+
+    hh = str(shared_data / "hh"), ["harmless-base"]
+    pairs = AnthropicHH(*hh, single_turn=True)
+    for source in (pairs, HHCompletions(*hh)):
+        assert len(source.load("train")) + len(source.load("validation")) == 2077
+    assert len(pairs.prompts) > 50
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "train.parquet"])

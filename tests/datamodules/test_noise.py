@@ -90,6 +90,8 @@ def test_mask_files(world, tmp_path):
     write_lines(path, [{"id": "a", "flipped": "yes"}])
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
         noise.flips(world, 42)
+    with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
+        NoiseFromMask(str(tmp_path / "none.parquet")).flips(world, 42)
 
 
 @pytest.mark.parametrize(("values", "among"), [([float("nan"), 0], ", nan among them,"), ([0.5], "")])

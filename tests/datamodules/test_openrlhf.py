@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import CompletionFiles, SFTDataModule
-from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
 
 from ..conftest import files, quiet_trainer, read_lines, short_fit, write_lines
-from .checked_rows import pairs
+from .checked_rows import demonstrations, pairs
 from .test_tokenizer_families import CHATML, FAMILIES, build
 
 PROMPT = "Name a colour.\nAnswer:"
@@ -40,7 +40,9 @@ def test_texts(family):
     rows = [{"prompt": PROMPT, "chosen": end, "rejected": " so many words"} for end in ENDS]
     rows += [row | {"prompt": "<s>" + row["prompt"]} for row in rows]
     found, _ = tokenize_pairs(pairs(*rows), tokenizer, 100, tokenization="openrlhf")
-    for row, ids in zip(rows, found, strict=True):
+    answers = demonstrations(*(row | {"completion": row["chosen"]} for row in rows))
+    sft, _ = tokenize_completions(answers, tokenizer, 100, "openrlhf")
+    for row, ids, demo in zip(rows, found, sft, strict=True):
         for side in ("chosen", "rejected"):
             whole, count = of_openrlhf(tokenizer, row["prompt"], row[side], 100)
             if whole[:count] != ids["prompt_ids"]:  # OpenRLHF's mask begins inside of the response
@@ -48,6 +50,7 @@ def test_texts(family):
                 assert tokenizer.decode(whole) == tokenizer.decode(ids["prompt_ids"] + ids[f"{side}_ids"])
             else:
                 assert ids[f"{side}_ids"] == whole[count:], row
+        assert (demo["prompt_ids"], demo["completion_ids"]) == (ids["prompt_ids"], ids["chosen_ids"])
 
 
 @pytest.mark.parametrize("eos", ["</s>", "<|im_end|>"])

@@ -167,10 +167,15 @@ def test_what_processes_share(data):
     datamodule.setup("fit")
     pairs = datamodule.validation_pairs
     ids = pairs.rows["id"][:]
-    first, second = (EvaluationStream(pairs, 3, rank, 2) for rank in (0, 1))
-    # The tenth pair alone would be too few for both, so it joins the batch before it.
-    assert [first[number].ids for number in range(len(first))] == [ids[0:3:2], ids[3:6:2], ids[6::2]]
-    assert [second[number].ids for number in range(len(second))] == [ids[1:3:2], ids[4:6:2], ids[7::2]]
+
+    def shares(size, processes):
+        streams = (EvaluationStream(pairs, size, rank, processes) for rank in range(processes))
+        return [[[ids.index(name) for name in batch.ids] for batch in stream] for stream in streams]
+
+    assert shares(4, 2) == [[[0, 2], [4, 6], [8]], [[1, 3], [5, 7], [9]]]
+    # A rest that is too small for all processes joins the batch before it.
+    assert shares(3, 2) == [[[0, 2], [3, 5], [6, 8]], [[1], [4], [7, 9]]]
+    assert shares(4, 3) == [[[0, 3], [4, 7]], [[1], [5, 8]], [[2], [6, 9]]]
     with pytest.raises(UserError, match="each of 11 processes needs one"):
         EvaluationStream(pairs, 20, world_size=11)
     with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):

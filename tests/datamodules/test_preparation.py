@@ -44,9 +44,9 @@ def make(write_rows, pair_rows, tiny_tokenizer_folder):
 
 @pytest.fixture
 def augmentations(tmp_path):
-    def make(prompts):
+    def make(prompts, **more):
         columns = {"prompt": prompts, "augmented_prompt": [f"Again: {p}" for p in prompts]}
-        pq.write_table(pa.table(columns), tmp_path / "augmented.parquet")
+        pq.write_table(pa.table(columns | more), tmp_path / "augmented.parquet")
         return str(tmp_path / "augmented.parquet")
 
     return make
@@ -108,11 +108,14 @@ def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
     make(augmentations="none.parquet", clean_meta=EmbeddedWorld(8))
     with pytest.raises(UserError, match=r"There is no file none\.parquet"):
         make(augmentations="none.parquet")
-    with pytest.raises(UserError, match=r"none of its prompts augments a training pair of rows\.jsonl"):
+    said = r"none of its prompts augments a training pair of rows\.jsonl"
+    with pytest.raises(UserError, match=said):
         make(augmentations=augmentations(["other", "prompts"]))
-    few = augmentations([pair_rows(1)[0]["prompt"]])
+    few = [pair_rows(1)[0]["prompt"]]
+    with pytest.raises(UserError, match=said):
+        make(augmentations=augmentations(few, pair_ids=[["another"]]))
     with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* paraphrases with pacmr augment"):
-        make(augmentations=few).train_dataloader()
+        make(augmentations=augmentations(few)).train_dataloader()
 
 
 def test_clean_pairs_come_as_meta_and_never_as_train(make):

@@ -109,7 +109,7 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "a", "chosen": "b", "rejected": "c"}\nnot JSON\n', "line 2"),
+        ("\nnot JSON\n", "line 2 is not JSON (Expecting value at column 1); write one object a line."),
         ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
         ('{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n', "has the key 'chosen' twice"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),

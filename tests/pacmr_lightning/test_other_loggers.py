@@ -15,8 +15,6 @@ from pacmr_lightning.runs.loggers import loggers_of_another
 
 from ..conftest import fails, read_lines
 
-needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 DRAWN = {f"pair_weights/{name}": [1, 2] for name in ("heat_maps", "weight_function")}
 DRAWN |= {"pair_weights/distributions": [2]}
 """Figures, and the updates after which they are drawn: before VNet's first one all weights are alike."""
@@ -63,7 +61,7 @@ def curves():
     return dict(zip(loss["step"], loss["train/loss"], strict=True))
 
 
-@needs_mlflow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 # Of MLflow's store, to SQLAlchemy and to itself.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
@@ -90,10 +88,8 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     for name, steps in DRAWN.items():
         for step in steps:
             assert (folder / f"artifacts/{name}-step-{step:05d}.png").read_bytes().startswith(b"\x89PNG")
-    bins = [
-        json.loads(path.read_text())
-        for path in (folder / "artifacts/pair_weights").glob("*/g-step-00002.json")
-    ]
+    files = (folder / "artifacts/pair_weights").glob("*/g-step-00002.json")
+    bins = [json.loads(path.read_text()) for path in files]
     assert len(bins) == 2 and sum(sum(one["counts"]) for one in bins) == 16, "unflipped and flipped"
     rows = read_lines("run/responses.jsonl")
     for step in (0, 1, 2):
@@ -106,10 +102,8 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     fit(config, "--ckpt_path", "last")
     assert curves() == logged() and set(logged()) == {0, 1, 2}
     (run,) = client.search_runs([experiment])
-    assert (
-        run.info.status == "FINISHED"
-        and (folder / "artifacts/pair_weights/weight_function-step-00003.png").exists()
-    )
+    assert run.info.status == "FINISHED"
+    assert (folder / "artifacts/pair_weights/weight_function-step-00003.png").exists()
 
     mlflow["init_args"]["run_id"] = "gone"
     said = fails(capsys, words_of(config, "--ckpt_path", "last"))
@@ -120,7 +114,7 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     assert said.startswith("pacmr: error: mlflow of trainer.logger failed: ")
 
 
-@needs_wandb
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb(config, capsys, monkeypatch):
     import wandb
     from wandb.sdk.wandb_run import Run

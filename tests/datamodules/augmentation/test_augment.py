@@ -193,6 +193,7 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
     [
         (["--output", "out.csv"], "output is out.csv, but it must be a file ending in .parquet"),
         (["--rewriter.forward", "./no"], "The model folder ./no does not exist"),
+        (["--rewriter.forward", "."], "forward is '.', which AutoConfig cannot load"),
         (["--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--rewriter.batch_size", "0"], "batch_size is 0"),
         (["--rewriter", "Rules", "--n", "0"], "n is 0"),

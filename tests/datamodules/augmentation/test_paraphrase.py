@@ -45,6 +45,10 @@ def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
     assert found[pieces[1]].kept == "the answer is not of the kind that was asked for"
     # A second try for several lines.
     assert [r["messages"][1]["content"] for r in server.requests].count(pieces[1]) == 2
+    # It is asked again in another run, and what was valid is not.
+    server.reply = lambda messages: "One line."
+    found = paraphrase.rewrite([pieces], tmp_path / "answers.sqlite")
+    assert [found[piece].text for piece in pieces[1:3]] == ["One line.", "the still"]
 
 
 ROWS = [

@@ -3,11 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from pacmr_lightning.analysis.consistency import consistency_by_threshold
+from pacmr_lightning.analysis.consistency import consistency_by_threshold, passes
+from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
 from pacmr_lightning.policy.numerics import clustered_standard_error
 
 TAUS = (0.5, 0.55, 0.6, 0.7, 0.95)
@@ -35,6 +37,9 @@ def test_the_papers_formulas(pairs):
     for tau, (_, found) in zip(TAUS, measured(pairs).iterrows(), strict=True):
         kept = confidence > tau
         assert found["pairs"] == len(pairs) and found["retained"] == kept.sum()
+        trained, targets = PromptAugmentationConsistency(tau).targets(torch.from_numpy(u))
+        assert trained.tolist() == passes(u, [tau])[:, 0].nonzero()[0].tolist() == kept.nonzero()[0].tolist()
+        assert targets.tolist() == (1 - label[kept]).tolist()
         right = (label == clean_label)[kept].mean() if kept.any() else np.nan
         same = (label == augmented_p.argmax(1))[kept].mean() if kept.any() else np.nan
         l1 = np.abs(p - augmented_p).sum(1).mean()

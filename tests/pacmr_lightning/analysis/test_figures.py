@@ -69,14 +69,14 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 def test_slope_and_offset_of_a_network():
     vnet = VNet(hidden=(2,), slope=0.0)
-    with torch.no_grad():  # b = relu(u) + relu(-u) = |u|
-        vnet.layers[0].weight.copy_(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+    with torch.no_grad():  # a = relu(Delta) + 2 relu(-u), b = relu(Delta) + relu(-u)
+        vnet.layers[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
         vnet.layers[0].bias.zero_()
-        vnet.layers[2].weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+        vnet.layers[2].weight.copy_(torch.tensor([[1.0, 2.0], [1.0, 1.0]]))
     delta, u = np.linspace(-1, 1, 21), np.linspace(-3, 3, 11)
     a, b = slope_and_offset(vnet, delta, u)
-    np.testing.assert_allclose(b, np.tile(np.abs(u), (21, 1)))
-    assert not a.any()
+    np.testing.assert_allclose(a, np.add.outer(delta.clip(0), 2 * (-u).clip(0)))
+    np.testing.assert_allclose(b, np.add.outer(delta.clip(0), (-u).clip(0)))
 
 
 def test_density_is_the_share_of_the_visits_inside():

@@ -54,9 +54,6 @@ def calibrated(p, truth, within, parts=10):
     return np.abs([truth[part].mean() - p[part].mean() for part in order]).max() < within
 
 
-# p
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_another_annotator(rate):
     u, _, agree = voters(8000, rate=rate, seed=1)
@@ -84,9 +81,6 @@ def test_several_votes_say_what_the_score_is_worth(strength):
     single = agreement(u, np.arange(6000), resamples=0)
     before, after = (average_precision_score(agree < 0.5, -each.p) for each in (single, found))
     assert after > before + 0.02
-
-
-# Random flips
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
@@ -138,9 +132,6 @@ def test_a_given_rate_and_several_votes():
     np.testing.assert_allclose(found.p[tie], expit(found.margin[tie]), atol=1e-6)
 
 
-# What cannot be predicted, and dependent pairs
-
-
 def test_random_scores_predict_nothing():
     """Of 40 worlds, more than 4 false alarms have a probability below 0.2% at two standard errors."""
     alarms = 0
@@ -166,9 +157,6 @@ def test_pairs_of_a_prompt_count_together():
     assert once.gain_error == pytest.approx(together.gain_error, rel=0.2)
     one = agreement(u, np.zeros(500, dtype=int), resamples=2)
     assert not one.predicts and not one.identified
-
-
-# Judges
 
 
 def judged(n, rate, slope, reliabilities, seed=0, size=1.5, silent=0.1):
@@ -265,9 +253,6 @@ def test_pairs_may_be_chosen_by_the_score_and_the_label():
     assert abs((said[said != 0] > 0).mean() - (0.8 * 0.7 + 0.2 * 0.3)) > 0.05, "they are not like the others"
     before, after = (average_precision_score(~right[asked], -each.margin[asked]) for each in (alone, found))
     assert after > before + 0.05
-
-
-# Real votes
 
 
 def test_votes_that_people_gave(shared_data):

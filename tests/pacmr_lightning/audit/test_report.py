@@ -59,6 +59,8 @@ def test_hostile_text_is_text(report):
     rest = page.replace(own, "")
     tags = re.findall(r"<(\w+)", rest)
     assert "script" not in tags and tags.count("img") == 1, "the figure alone, and nothing from the rows"
+    for tag in ("div", "details", "article", "table"):
+        assert tags.count(tag) == rest.count(f"</{tag}>") > 0
     assert not {"iframe", "object", "embed", "link", "base", "form", "svg"} & set(tags)
     assert not re.search(r"<[^>]* on\w+=", re.sub('"[^"]*"', "", rest)), "no handler of events"
     [link] = re.findall(r' (?:src|href|srcset|action)="(.*?)"', rest)

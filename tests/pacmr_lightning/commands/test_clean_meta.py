@@ -148,9 +148,8 @@ def test_bad_input(pairs, judge, server, tmp_path):
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 
 
-def test_from_the_command_line(pairs, server, tmp_path, monkeypatch):
+def test_from_the_command_line(pairs, server, tmp_path):
     """Judges of a YAML list, and further ones."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     first = {"task": "summary", "model": "one", "base_url": server.url, "temperature": None}
     judges = [{"class_path": "EndpointJudge", "init_args": first}]
     (tmp_path / "judges.yaml").write_text(yaml.safe_dump({"judges": judges}))

@@ -27,7 +27,6 @@ PAIRS = 24
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # A logistic regression each, which the tests of the win rate look at.
     monkeypatch.setattr(win_rate, "summarize", partial(summarize, resamples=20))
 
@@ -56,7 +55,7 @@ EXPECTED = ["win", "tie", "loss"] * (PAIRS // 3)
 
 def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     judge = EndpointJudge("tldr", model="m", base_url=server.url)
-    judge_files(*files, judge, str(tmp_path / "out"), prompt_price=2.0, completion_price=10.0)
+    judge_files(*files, judge, str(tmp_path / "out"))
     summary, verdicts = read(tmp_path / "out")
     assert [row["id"] for row in verdicts] == [f"p{i}" for i in range(PAIRS)]
     assert [row["verdict"] for row in verdicts] == EXPECTED
@@ -75,17 +74,11 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert summary["first_shown"] == pytest.approx(1 / 3)
     # Of "00 aaaa"; the rows' tokens are fewer.
     assert summary["mean_length"] == pytest.approx([28 / 3, 9])
-    assert summary["tokens"] == {"all": {"prompt": 4800, "completion": 480}} | {
-        "now": {"prompt": 4800, "completion": 480}
-    }
-    assert summary["cost"] == {"all": pytest.approx(0.0144), "now": pytest.approx(0.0144)}
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith(" A wins"))
     assert line.split()[4:6] == ["8", "33.3%"]
     assert "mean length of A and B: 9.3 and 9.0 characters" in text
-    assert (
-        "33.3% of verdicts changed" in text and "tokens: 4,800 in, 480 out" in text and "cost: 0.01" in text
-    )
+    assert "33.3% of verdicts changed" in text
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 96, 0.0)}
 
 
@@ -95,11 +88,10 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
     judge_files(*files, judge, str(tmp_path / "out"))
     summary, verdicts = read(tmp_path / "out")
     assert [row["verdict"] for row in verdicts] == ["tie", "tie", "tie", *EXPECTED[3:]]
-    assert verdicts[0]["orders"][1]["problem"].startswith("status 500") and verdicts[2]["orders"][1] == {
-        "verdict": "none",
-        "answer": "I will not judge this.",
-        "problem": "the answer does not end in a verdict",
-    }
+    assert verdicts[0]["orders"][1]["problem"].startswith("status 500")
+    problem = "the answer does not end in a verdict"
+    refusal = {"verdict": "none", "answer": "I will not judge this.", "problem": problem}
+    assert verdicts[2]["orders"][1] == refusal
     assert (summary["unanswered"], summary["invalid"]) == (1 / 48, 2 / 48)
     said = capsys.readouterr().out
     assert "1 requests failed (mostly: status 500" in said
@@ -111,9 +103,7 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
     assert [row["verdict"] for row in read(tmp_path / "out")[1]] == ["win", "tie", "tie", *EXPECTED[3:]]
     # Without any verdict there is no result.
     server.reply = lambda messages: "I like both."
-    said = (
-        f"no verdict on any of {PAIRS} pairs (mostly: the answer does not end in a verdict): 'I like both.'"
-    )
+    said = f"no verdict on any of {PAIRS} pairs (mostly: {problem}): 'I like both.'"
     with pytest.raises(UserError, match=re.escape(said)):
         judge_files(*files, EndpointJudge("hh", base_url=server.url), str(tmp_path / "none"))
     assert not (tmp_path / "none" / "summary.json").exists()

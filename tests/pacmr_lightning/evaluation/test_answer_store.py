@@ -1,6 +1,7 @@
 """The store of answers: values, keys, two at once, and broken files."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,6 +20,14 @@ def test_values_come_back(tmp_path):
         assert other.get([*values, "unknown"]) == values
         other.put({"key 3": "other"})
         assert store.get(list(values)) == values | {"key 3": "other"}
+
+        def put(each, name):
+            for i in range(60):
+                each.put({f"{name} {i}": i})
+
+        with ThreadPoolExecutor() as threads:
+            threads.map(put, (store, other), "ab")
+        assert len(store.get([f"{name} {i}" for name in "ab" for i in range(60)])) == 120
 
 
 def test_content_keys():

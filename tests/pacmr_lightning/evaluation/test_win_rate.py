@@ -63,6 +63,9 @@ def test_the_papers_rules():
     assert (result.flipped, result.invalid, result.unanswered) == pytest.approx((3 / 17, 4 / 34, 3 / 34))
     # The first order shows the first response first. 25 verdicts; ff and ss have one each for it.
     assert result.first_shown == pytest.approx((6 + 2 + 2 * 2 + 0 + 1 + 1 + 1) / 25)
+    # TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800.
+    result = summarize(judged(["ff"] * 493 + ["fs"] * 195 + ["ss"] * 112), resamples=10)
+    assert [result.win_rate.value, result.win_score.value] == pytest.approx([0.6163, 1.4763], abs=6e-5)
     assert summarize(judged(["ff", "ss", "ff"], second="wxyz")).length_controlled_win_rate is None
 
 

@@ -1,26 +1,11 @@
-"""The learning rate that a model's size asks for, and the points of short runs' curves."""
+"""A learning rate far above that of a model's size (test_docs.py), and the points of short runs' curves."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from pacmr_lightning.modules.schedule import learning_rate_by_size, log_short_run, suited_learning_rate
+from pacmr_lightning.modules.schedule import learning_rate_by_size, log_short_run
 from pacmr_lightning.policy.base_model import parameter_count
-
-
-@pytest.mark.parametrize(
-    ("parameters", "rate", "why"),
-    [
-        (137_000, 5e-4, "synthetic benchmark"),
-        (135e6, 2e-4, "real text"),
-        (0.5e9, 6e-5, "interpolated, not measured"),
-        (1.5e9, 2e-5, "interpolated, not measured"),
-        (7e9, 5e-6, "Qu et al."),
-    ],
-)
-def test_rates_by_size(parameters, rate, why):
-    found, source = suited_learning_rate(parameters)
-    assert found == rate and why in source
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def test_layouts(finished):
     assert r" & \multicolumn{2}{c}{Win rate (\%)} & \multicolumn{2}{c}{Win-score} \\" in latex
     assert r"Method & 20\% flipped & 40\% flipped & 20\% flipped & 40\% flipped \\" in latex
     assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and "\nOracle & $100.0" in latex
+    assert latex.count("{") == latex.count("}")
 
     assert pd.read_csv("out/tables/pacmr-tau.csv")["τ"].tolist() == [0.5, 0.6] * 2
     assert pd.read_csv("out/tables/both.csv")["Method"].tolist() == 2 * ["DPO", *TAU.values()]
