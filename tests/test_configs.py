@@ -125,7 +125,8 @@ def test_preference(base, method, tiny, monkeypatch):
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2
-    assert summary["counts"]["validation"]["kept"] > 0
+    size = yaml.safe_load(Path("run/config.yaml").read_text())["data"]["init_args"]["validation_batch_size"]
+    assert summary["val_pairs"] == min(size, summary["counts"]["validation"]["kept"]) > 0, "of one batch"
     assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
     assert Path("run/noise_mask.parquet").exists() == (summary["noise_rate"] > 0)
 

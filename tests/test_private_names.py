@@ -68,7 +68,7 @@ def is_there(holder, name):
         return False
     bases = found.__mro__[:-1] if inspect.isclass(found) else ()
     return hasattr(found, name) or any(
-        re.search(rf"\.{name}\b.*=|^ +{name}:", source(base), re.M) for base in bases
+        re.search(rf"\.{name}\b(?:: [^=]+)? = |^ +{name}:", source(base), re.M) for base in bases
     )
 
 

@@ -24,7 +24,7 @@ from transformers import (
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.files import expanded
-from pacmr_lightning.policy.hub_access import model_state, pretrained
+from pacmr_lightning.policy.hub_access import locate, model_state, pretrained
 from pacmr_lightning.policy.positions import positions
 
 from .rewriter import Rewriter, Rewriting, loops
@@ -68,6 +68,10 @@ class Translator:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's configuration."""
+        try:
+            locate(self.name)
+        except UserError as error:
+            raise UserError(f"{self._option}: {error}") from None
         config = pretrained(AutoConfig, self.name, self._option)
         if not config.is_encoder_decoder:
             raise UserError(

@@ -91,7 +91,11 @@ def judge_responses(pairs: Sequence[ResponsePair], judge: PairJudge, store: Answ
     """Return verdicts on N pairs, in their order; raise UserError if the judge gives none."""
     asked = [pair for pair in pairs if not pair.identical]
     verdicts = judge.compare(asked, store)
-    assert len(verdicts) == len(asked), f"The judge {judge.name} returned {len(verdicts)} verdicts."
+    if len(verdicts) != len(asked):
+        raise UserError(
+            f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs; return one per "
+            "pair, in their order."
+        )
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
     if opinions and all(opinion.problem is not None for opinion in opinions):
         (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()

@@ -10,6 +10,7 @@ from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
 from pacmr_lightning.callbacks.recurring import LastVisits
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.weighting import VNetWeighting
 
 from .conftest import Data, Module, fit
 
@@ -21,10 +22,8 @@ PROMISED = {
 
 
 def summary_of(folder):
-    def fail(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads((folder / "summary.json").read_text(), parse_constant=fail)
+    """What JSON allows: neither NaN nor infinities."""
+    return json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_the_numbers_of_a_run(tmp_path, monkeypatch):
@@ -67,11 +66,14 @@ def test_no_more_visits_are_held_than_the_window_needs():
     assert visits.of_this_rank()[:, 0].tolist() == [step for step in (5, 6, 7, 8) for _ in range(6)]
 
 
-def test_null_where_nothing_is_known(tmp_path, monkeypatch):
+def test_null_where_nothing_is_known(tmp_path, monkeypatch, caplog):
+    """Nor has VNet learned anything, which is said."""
+    caplog.set_level("INFO")
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    data = Data(lambda i: None)
-    data.noise_rate = None
-    fit(tmp_path, [RunSummary()], data=data, limit_val_batches=0)
+    data, module = Data(lambda i: None), Module()
+    data.noise_rate, module.weighting = None, VNetWeighting()
+    fit(tmp_path, [RunSummary()], module, data, limit_val_batches=0)
+    assert "VNet learned nothing: none of its 0 meta-batches" in caplog.text
     summary = summary_of(tmp_path)
     nothing = {name for name, value in summary.items() if value is None}
     statistics = {name for name in PROMISED if name.startswith(("weight_", "flip_", "val_"))}
@@ -90,7 +92,7 @@ def test_an_older_validation_says_its_step(tmp_path, capsys):
     capsys.readouterr()
     compare([str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "accuracy after update 8 of 12" in said
+    assert "pacmr 25% 0.750" in said and "accuracy after update 8 of 12" in said
     assert "wall time: whole fit" in said and "gold reward" not in said, "notes of its columns only"
 
 

@@ -37,9 +37,8 @@ def test_one_row_a_pair_and_a_visit(tmp_path):
     sign = np.where(np.arange(8) % 4 == 0, -1, 1)
     np.testing.assert_allclose(first["u"], sign * (1 + np.arange(8) / 32), rtol=1e-6)
     np.testing.assert_allclose(first["delta"], 2 * first["u"], rtol=1e-6)
-    np.testing.assert_allclose(
-        frame["weight"], 1 / (1 + np.exp(-frame["a"] * frame["u"] - frame["b"])), rtol=1e-6
-    )
+    expected = 1 / (1 + np.exp(-frame["a"] * frame["u"] - frame["b"]))
+    np.testing.assert_allclose(frame["weight"], expected, rtol=1e-6)
     assert first["flipped"].tolist() == [i % 4 == 0 for i in range(8)]
     # 20 rows are reached with the third step of 8.
     assert [len(pq.read_table(part)) for part in weight_parts(tmp_path)] == [24] * 4
@@ -87,3 +86,11 @@ def test_bad_input(tmp_path):
     (tmp_path / "weights" / "part-000-00000.parquet").write_text("nonsense")
     with pytest.raises(UserError, match="not a readable Parquet file"):
         read_weights(tmp_path)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    (tmp_path / "file.txt").write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file.txt") as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file.txt", "old")]

@@ -94,7 +94,10 @@ def test_mask_files(world, tmp_path):
         NoiseFromMask(str(tmp_path / "none.parquet")).flips(world, 42)
 
 
-@pytest.mark.parametrize(("values", "among"), [([float("nan"), 0], ", nan among them,"), ([0.5], "")])
+@pytest.mark.parametrize(
+    ("values", "among"),
+    [([float("nan"), 0], ", nan among them,"), ([0.5, 1.5], ", 1.5 among them,"), ([0.5], "")],
+)
 def test_probabilities_are_checked(values, among):
     class Odd(LabelNoise):
         def probabilities(self, rows):
@@ -203,6 +206,8 @@ def test_a_favoured_word():
     row = {"prompt": [{"role": "user", "content": "golden?"}], "chosen": chat[0], "rejected": chat[1]}
     both = rows_of([row, row | {"chosen": chat[1], "rejected": chat[0]}])
     assert probabilities(SpuriousPreferenceNoise(0.3, "golden"), both) == pytest.approx([0.6, 0])
+    with pytest.raises(UserError, match=r"0\.0% and 25\.0% .* alone has the word 'golden' in 25\.0%"):
+        SpuriousPreferenceNoise(0.3, "golden").probabilities(rows.select([0, 1, 3, 4]))
 
 
 def test_annotators_are_assigned_by_the_hash_of_the_id(world):
@@ -240,6 +245,8 @@ def test_categories_by_a_share(world):
     gamma = np.log(2 * ordered[0]) / np.log(1 / 6)
     assert ordered == pytest.approx(0.5 * (np.arange(1, 7) / 6) ** gamma)
     assert [rates[name] for name in world["category"][:]] == expected.tolist()
+    with pytest.raises(UserError, match=r"between 50\.0% and 50\.0% .* of the 1 groups"):
+        CategoryNoise(share=0.3).probabilities(rows_of([{}, {}]))
 
 
 @pytest.mark.parametrize(

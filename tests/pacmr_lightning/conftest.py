@@ -130,9 +130,8 @@ def make_batch() -> Callable[..., PairBatch]:
         def view(chosen: list, rejected: list) -> PairBatch:
             prompts = [[1, *tokens(1)] for _ in range(n)]
             flags = [i % 2 for i in range(n)]
-            return PairBatch.collate(
-                [f"pair-{i}" for i in range(n)], prompts, chosen, rejected, flipped=flags
-            )
+            ids = [f"pair-{i}" for i in range(n)]
+            return PairBatch.collate(ids, prompts, chosen, rejected, flipped=flags)
 
         chosen = [[*tokens(1), 2] for _ in range(n)]
         rejected = [[*tokens(1), 2] for _ in range(n)]

@@ -68,8 +68,6 @@ WORD = "--data.noise SpuriousPreferenceNoise --data.noise.share 0.3 --data.noise
         (f"{WORD} 'x y'", "word is 'x y', but it must be a single word"),
         (f"{WORD} x", "between 0.0% and 0.0% of these labels can be expected to be"),
         ("--data.noise AnnotatorNoise --data.noise.reliabilities '{a: 2}'", "reliabilities of 'a' is 2"),
-        ("--data.noise AnnotatorNoise --data.noise.share 0.01", "share is 0.01, but between"),
-        ("--data.noise CategoryNoise --data.noise.share 0.01", "share is 0.01, but between"),
         ("--model.micro_batch_size 3", "micro_batch_size 3 does not divide the 8 pairs"),
         ("--model.policy.model ./nowhere", "nowhere"),
         ("--model.policy.lora_options '{use_dora: true}'", "bypasses the plain LoRA linears"),
@@ -113,7 +111,7 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
         ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
         ('{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n', "has the key 'chosen' twice"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),
-        ("", "empty"),
+        ("", "bad.jsonl is empty; it must hold at least one row"),
     ],
 )
 def test_bad_files(text, message, base, tmp_path, capsys):

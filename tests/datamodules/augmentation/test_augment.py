@@ -134,9 +134,8 @@ def test_n_counts_the_pairs_that_vnet_learns_from(write_rows, tiny_tokenizer_fol
     words = ["--source", "Files", "--source.train", path, "--source.validation", path, "--output", output]
     words += ["--rewriter", "Rules", "--n", str(n), "--tokenizer", tiny_tokenizer_folder]
     main([*words, "--max_length", "100"])
-    assert all(
-        augmented == reword(prompt) for prompt, augmented in read_augmentations(output).prompts.items()
-    )
+    found = read_augmentations(output).prompts.items()
+    assert all(augmented == reword(prompt) for prompt, augmented in found)
     assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
     options = {"max_length": 100, "meta_every": 10, "augmentations": output, "noise_rate": 0.3}
     data = PreferenceDataModule(Files(path, path), tiny_tokenizer_folder, **options)
@@ -192,7 +191,7 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
     ("arguments", "message"),
     [
         (["--output", "out.csv"], "output is out.csv, but it must be a file ending in .parquet"),
-        (["--rewriter.forward", "./no"], "The model folder ./no does not exist"),
+        (["--rewriter.forward", "./no"], "forward: The model folder ./no does not exist"),
         (["--rewriter.forward", "."], "forward is '.', which AutoConfig cannot load"),
         (["--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--rewriter.batch_size", "0"], "batch_size is 0"),

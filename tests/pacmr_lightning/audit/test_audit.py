@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from pacmr_lightning.audit import AuditOptions, cross_fit, scored_pairs
 from pacmr_lightning.audit import audit as whole_audit
@@ -21,6 +20,7 @@ from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
 from pacmr_lightning.runs.folder import read_weights, weight_parts
 
 from ...conftest import read_lines, write_lines
+from ..commands.test_analyze import edit
 from ..conftest import log_ratios
 from .conftest import PAIRS, audit, loaded, refused, world_rows
 
@@ -273,9 +273,7 @@ def test_bad_input(options, message, run, tmp_path, capsys):
 
 def test_too_few_pairs(run, capsys, monkeypatch):
     """Said before the policy scores any pair."""
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["data"]["init_args"]["global_batch_size"] = 60
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    edit(run, "data", global_batch_size=60)
     monkeypatch.setattr(scored_pairs, "last_pass", None)
     said = refused(capsys, "audit", run, "--scorer", "dpo")
     assert "fewer than the run's global_batch_size 60" in said

@@ -58,8 +58,16 @@ def test_files_that_are_none(text, message, tmp_path):
         read_decisions(str(tmp_path / "nowhere.jsonl"))
 
 
-def test_decisions_on_other_noise(tmp_path):
-    rows = [{"id": name, "decision": "keep", "observed": "chosen"} for name in "ab"]
+def test_decisions_on_other_pairs(tmp_path):
+    rows = [{"id": name, "decision": "keep", "observed": "chosen"} for name in "abc"]
+    rows[2]["texts"] = "C"
     decisions = read_decisions(write_lines(tmp_path / "d.jsonl", rows))
-    with pytest.raises(UserError, match=r"on 'b', but that pair has other noise on its label here \(1 of 2"):
-        decisions.check(["a", "z", "b"], [False, True, True], ["ta", "tz", "tb"])
+    for names, swapped, texts, said in (
+        ("zba", "z", "ZBA", r"on 'c', which is no training pair here \(1 of 3 are not\)"),
+        ("cab", "b", "CAB", r"on 'b', but that pair has other noise on its label here \(1 of 3 pairs\)"),
+        ("cab", "", "XAB", r"on 'c', but that pair has other texts here \(1 of 3 pairs\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            decisions.check(names, [name in swapped for name in names], texts)
+    [note] = decisions.check("zcab", [True, False, False, False], "ZCAB")
+    assert note.startswith("2 of 3 decisions name no hash of their texts, so")

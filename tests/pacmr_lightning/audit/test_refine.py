@@ -15,7 +15,7 @@ from pacmr_lightning.audit import pipeline
 from pacmr_lightning.commands.refine import FURTHEST, USES, doubts, folder_beside, objective_options, refine
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
-from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.runs.folder import read_weights, unmoved
 
 from ...conftest import write_lines
 from .conftest import PAIRS, fit, fit_words, refused
@@ -71,7 +71,7 @@ def test_labels_that_follow_a_rule(finished, tmp_path, capsys):
     assert "first-refined" in said.out
 
 
-def test_going_on(refined, tmp_path, capsys):
+def test_going_on(refined, tmp_path, capsys, monkeypatch):
     """What is done is not done again; a killed fit goes on, or starts anew where it left no checkpoint."""
     folder = tmp_path / "copies"
     shutil.copytree(refined.parent, folder)
@@ -81,9 +81,11 @@ def test_going_on(refined, tmp_path, capsys):
     table = second / "audit" / "pairs.parquet"
     summary = (second / "summary.json").read_text()
     seen = table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns
+    monkeypatch.setattr("pacmr_lightning.commands.refine.doubts", lambda *runs: ["A doubt."])
     refine(str(run))
     assert seen == (table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns)
-    assert "first-refined" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "first-refined" in said.out and "A doubt." in said.err
 
     (second / "summary.json").unlink()
     shutil.rmtree(second / "checkpoints")
@@ -283,3 +285,10 @@ def test_warnings_on_a_second_pass(second, said):
     first = {"val_accuracy": 0.594, "metrics": {"val/sequence_kl": 9.4}, "val_pairs": 143}
     found = doubts(first, first | second)
     assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))
+
+
+def test_policies_that_moved_or_were_not_validated():
+    still = {"val/loss": 0.6928, "val/rewards/margins": 7e-4, "val/kl": 2.6e-7}
+    assert unmoved(still)
+    for changed in ({"val/rewards/margins": -0.02}, {"val/kl": 1e-3}, {"val/loss": None}):
+        assert unmoved(still | changed) is None

@@ -89,6 +89,7 @@ def test_the_page(capsys):
     ("words", "said"),
     [
         ("--learning_rate 1e-4", "--learning_rate: unknown option; did you mean --model.learning_rate?"),
+        ("--beta 0.1", "--beta: unknown option; did you mean --model.objective.beta?"),
         ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),
         ("--model m --data p.jsonl --method x", "unknown method x; choose one of cdpo, dpo,"),

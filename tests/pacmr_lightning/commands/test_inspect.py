@@ -104,9 +104,8 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
         heading, prompt, *responses = shown[4 * place : 4 * place + 4]
         counts = {kind: int((batch.segment_ids[place] == kind).sum()) for kind in Segment}
         assert pairs.rows[row]["id"] in heading
-        assert (
-            f"{counts[Segment.PROMPT]} prompt" in heading and f"{counts[Segment.PAD]} of padding" in heading
-        )
+        assert f"{counts[Segment.PROMPT]} prompt" in heading
+        assert f"{counts[Segment.PAD]} of padding" in heading
         for text, kind in zip(responses, (Segment.CHOSEN, Segment.REJECTED), strict=True):
             pieces, name = re.findall("‹(.*?)›", text), kind.name.lower()
             assert len(pieces) == counts[kind] and f"{counts[kind]} {name}" in heading

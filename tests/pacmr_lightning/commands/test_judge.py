@@ -141,6 +141,11 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert again["cost"]["now"] == pytest.approx((10 * 200 + 100 * 20) / 1e6)
     assert again["tokens"]["all"] == {name: now[name] + again["tokens"]["now"][name] for name in now}
     assert again["uncounted_requests"] == {"all": 1, "now": 0}
+    before = (tmp_path / "out" / "verdicts.jsonl").read_bytes()
+    cli.main(["judge", *files, *options, output])
+    assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
+    last, _ = read(tmp_path / "out")
+    assert last["tokens"]["now"] == {"prompt": 0, "completion": 0} and last["cost"]["now"] == 0
 
 
 def test_empty_and_identical_responses(write_rows, server, tmp_path):

@@ -168,12 +168,10 @@ def test_checkpoints_by_time(pairs, tmp_path):
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-    ("interval", "mode"), [("every_n_train_steps 4", "min"), ("every_n_epochs 1", "max")]
-)
-def test_the_best_checkpoint_is_the_state_that_was_validated(interval, mode, pairs, tmp_path, capsys):
+@pytest.mark.parametrize(("every", "mode"), [("every_n_train_steps 4", "min"), ("every_n_epochs 1", "max")])
+def test_the_best_checkpoint_is_the_state_that_was_validated(every, mode, pairs, tmp_path, capsys):
     more = "--trainer.val_check_interval 2 --trainer.max_epochs 2 --checkpoint.save_on_train_epoch_end false"
-    monitor = f"--checkpoint.monitor val/loss --checkpoint.mode {mode} --checkpoint.{interval}"
+    monitor = f"--checkpoint.monitor val/loss --checkpoint.mode {mode} --checkpoint.{every}"
     cli.main(pairs(more=f"{more} {monitor}"))
     run = tmp_path / "run"
     found = losses(run)

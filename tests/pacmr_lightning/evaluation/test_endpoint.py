@@ -184,6 +184,7 @@ def test_what_servers_send(server, store):
         assert answer.text == (told if told in TEXTS else f"You said: word {i}"), body
         assert (answer.now, answer.billed) == ((FREE, billed) if told in TEXTS else (ALL, billed + ALL))
     assert len(server.requests) == 1 + len(SENT) + sum(told not in TEXTS for _, told, _ in SENT)
+    assert str(Tokens(1234, 5, 2)) == "1,234 in, 5 out, 2 requests without a count"
 
 
 @pytest.mark.parametrize("fault", [401, "html"])

@@ -40,10 +40,9 @@ ANSWERS = [
         for end in ends.split("|")
     ),
     *(("summary", f"Comparison: x\nPreferred: {end}", None) for end in NO_LETTER.split("|")),
-    *(
-        ("summary", f"{start}Preferred: A", "A")
-        for start in ("Comparison: A.\r\n", "比较：摘要A更好。\n", "")
-    ),
+    ("summary", "Comparison: A.\r\nPreferred: A", "A"),
+    ("summary", "比较：摘要A更好。\nPreferred: A", "A"),
+    ("summary", "Preferred: A", "A"),
     ("summary", "Comparison: x. Preferred: A", None),
     ("summary", "Preferred: B\nComparison: x\nPreferred: A", None),
     ("summary", "Comparison: " + "very " * 20_000 + "long\nPreferred: B", "B"),

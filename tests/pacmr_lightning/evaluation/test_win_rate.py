@@ -125,7 +125,7 @@ def test_a_judge_must_answer_each_question():
             return [Verdict((OPINIONS["f"],) * 2)]
 
     rows = [{"prompt": str(i), "response": "f f"} for i in range(3)]
-    with pytest.raises(AssertionError, match="The judge rule returned 1 verdicts"):
+    with pytest.raises(UserError, match="The judge rule gave 1 verdicts on 3 pairs; return one per pair"):
         win_rate(rows, [row | {"response": "x"} for row in rows], Careless())
 
 

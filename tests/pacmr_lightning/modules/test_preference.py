@@ -75,9 +75,8 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
         sizes |= options.pop("data", {})
         data = PreferenceDataModule(Files(*world_files), tiny_tokenizer_folder, **sizes)
         root = tmp_path / name
-        saving = ModelCheckpoint(
-            root / "checkpoints", every_n_train_steps=5, save_top_k=-1, filename="{step}"
-        )
+        place = root / "checkpoints"
+        saving = ModelCheckpoint(place, every_n_train_steps=5, save_top_k=-1, filename="{step}")
         options = {"max_epochs": 1, "val_check_interval": 3, "log_every_n_steps": 2} | options
         trainer = quiet_trainer(
             root,
@@ -291,6 +290,8 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
         make_run("pacmr-central", module={"objective": RPOEM(1.0)})
     with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
         make_run("pacmr", meta_every=None)
+    with pytest.raises(UserError, match=r"precision is bf16-mixed, .* leave it at 32-true"):
+        make_run("pacmr", precision="bf16-mixed")
     with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
         quiet_trainer(None).fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
     with pytest.raises(UserError, match=r"^BatchSizeFinder would .*model.micro_batch_size auto tries"):

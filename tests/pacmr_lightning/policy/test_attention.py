@@ -17,7 +17,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.selfcheck import TOLERANCE
+from pacmr_lightning.policy.selfcheck import JUDGE_BYTES, TOLERANCE
 from pacmr_lightning.policy.token_layout import rows_of, separate_rows
 
 from ..conftest import SHAPE
@@ -72,15 +72,16 @@ def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     assert flash_on_cpu == [lengths] * 2 * policy.model.config.num_hidden_layers  # without padding
 
 
-def test_the_judge_keeps_no_large_weights(make_policy, make_batch, monkeypatch):
+@pytest.mark.parametrize(("limit", "efficient"), [(JUDGE_BYTES, False), (1000, True)])
+def test_the_judge_keeps_no_large_weights(limit, efficient, make_policy, make_batch, monkeypatch):
     """Its kernel is SDPA's plain one, unless that would keep too much."""
-    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
+    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", limit)
     policy, backends, enabled = make_policy(), torch.backends.cuda, []
     policy.model.base_model.register_forward_pre_hook(
         lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
     )
     policy.log_probs(make_batch(1))
-    assert set(enabled[:5]) == {(False, True)} and set(enabled[5:]) == {(True, True)}
+    assert set(enabled[:5]) == {(False, efficient)} and set(enabled[5:]) == {(True, True)}
 
 
 @pytest.mark.filterwarnings("ignore:LlamaForCausalLM does not use")

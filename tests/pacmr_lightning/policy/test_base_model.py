@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -26,11 +27,6 @@ TOKENS = torch.arange(5, 25)[None]
 def logits(model):
     with torch.no_grad():
         return model.eval()(TOKENS).logits
-
-
-@pytest.fixture
-def model(tiny_llama, tmp_path):
-    return tiny_llama(tmp_path / "model", initializer_range=0.3, hidden_size=64, intermediate_size=64)
 
 
 @pytest.fixture
@@ -210,14 +206,14 @@ OWN_CODE = {"auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "c.D"}, "m
         ({"num_hidden_layers": 9}, "weights of LlamaForCausalLM, the first being model.layers."),
     ],
 )
-def test_configs_that_are_of_no_usable_model(keys, said, model, tmp_path):
-    folder = edited(model, tmp_path / "edited", **keys)
+def test_configs_that_are_of_no_usable_model(keys, said, base, tmp_path):
+    folder = edited(base, tmp_path / "edited", **keys)
     with pytest.raises(UserError, match=said):
         load_base(str(folder), torch.float32)
 
 
-def test_files_that_are_of_no_usable_model(model, tmp_path):
-    broken = edited(model, tmp_path / "broken")
+def test_files_that_are_of_no_usable_model(base, tmp_path):
+    broken = edited(base, tmp_path / "broken")
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(UserError, match=r"broken cannot be loaded: a safetensors file is incomplete .*again"):
@@ -225,13 +221,15 @@ def test_files_that_are_of_no_usable_model(model, tmp_path):
     (broken / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"broken cannot be loaded: .*no file named model.safetensors"):
         load_base(str(broken), torch.float32)
-    stored = load_base(model, torch.float32)
+    stored = load_base(base, torch.float32)
     torch.save(stored.state_dict(), broken / "pytorch_model.bin")
     assert torch.equal(logits(load_base(str(broken), torch.float32)), logits(stored))
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model.gguf is a file; name a folder"):
         load_base(str(tmp_path / "model.gguf"), torch.float32)
     # transformers would draw the head at random.
-    AutoModelForSequenceClassification.from_pretrained(model).save_pretrained(tmp_path / "headless")
-    with pytest.raises(UserError, match=r"lacks 1 weights of LlamaForCausalLM, the first being lm_head.wei"):
-        load_base(str(tmp_path / "headless"), torch.float32)
+    said = "lacks 1 weights of LlamaForCausalLM, the first being lm_head.weight; name a causal language model"
+    for headless in (AutoModel, AutoModelForSequenceClassification):
+        headless.from_pretrained(base).save_pretrained(tmp_path / headless.__name__)
+        with pytest.raises(UserError, match=said):
+            load_base(str(tmp_path / headless.__name__), torch.float32)

@@ -67,9 +67,8 @@ def passes(policy: PolicyModel, batch, scale: float = 0.5) -> list[torch.Tensor]
     with shifted(policy, direction, scale):
         found += gradient()
     assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
-    dots = GhostDotProduct().coefficients(
-        RecomputedStepPairs(policy, DPO(0.5), batch.with_reference(reference), None), direction
-    )
+    pairs = RecomputedStepPairs(policy, DPO(0.5), batch.with_reference(reference), None)
+    dots = GhostDotProduct().coefficients(pairs, direction)
     return [*found, reference.chosen, reference.rejected, dots]
 
 

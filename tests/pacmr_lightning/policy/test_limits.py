@@ -40,7 +40,11 @@ def test_positions(kind, keys, limit):
 
 def test_the_most_that_fits(save_model):
     model = AutoModelForCausalLM.from_pretrained(save_model("llama"))
-    check_tokens("m", model, np.array([positions(model.config)]), model.config.vocab_size - 1)
+    limit, largest = positions(model.config), model.config.vocab_size - 1
+    check_tokens("m", model, np.array([limit]), largest)
+    said = rf"1 of 2 rows are longer than the {limit} positions .* set max_length to {limit} or less"
+    with pytest.raises(UserError, match=said):
+        check_tokens("m", model, np.array([limit + 1, 1]), largest)
 
 
 @pytest.fixture

@@ -80,9 +80,8 @@ def test_options_that_have_an_effect(save_model):
     options = {"rank_pattern": {"q_proj": 2}, "exclude_modules": ["down_proj"], "use_rslora": True}
     policy = PolicyModel(save_model("llama"), rank=4, lora_options=options)
     policy.build()
-    shapes = {
-        name.split(".")[-4]: weight.shape for name, weight in policy.adapter().items() if "lora_A" in name
-    }
+    adapter = policy.adapter().items()
+    shapes = {name.split(".")[-4]: weight.shape for name, weight in adapter if "lora_A" in name}
     assert "down_proj" not in shapes and shapes["q_proj"][0] == 2 and shapes["v_proj"][0] == 4
 
 

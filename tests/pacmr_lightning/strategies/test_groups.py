@@ -42,10 +42,8 @@ def fit(base, tmp_path, monkeypatch):
     return fit
 
 
-def run(command, deadline=1200):
-    return subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=deadline, check=False
-    )
+def run(command):
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=1200)
 
 
 def errors(done):
@@ -63,11 +61,8 @@ def test_zero_3_through_the_command_line(fit):
     one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
     assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
-    for found, expected in (
-        (two["state_dict"], one["state_dict"]),
-        (two["weighting"]["vnet"], one["weighting"]["vnet"]),
-    ):
-        torch.testing.assert_close(dict(found), dict(expected), atol=1e-4, rtol=0)
+    found, expected = ({**each["state_dict"], **each["weighting"]["vnet"]} for each in (two, one))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     left = [{p.name for p in Path(name).rglob("*") if "tfevents" not in p.name} for name in ("one", "two")]
     assert left[0] - left[1] == set()
     # Greedy and sampled responses of the trained policy, token by token.
@@ -121,9 +116,8 @@ def test_lightnings_names(fit):
         else:
             assert found == name
     parser.dump(config)  # as config.yaml has it
-    sft = Namespace(
-        model=Namespace(class_path="pacmr_lightning.modules.SFTModule"), trainer=Namespace(strategy=names[0])
-    )
+    model = Namespace(class_path="pacmr_lightning.modules.SFTModule")
+    sft = Namespace(model=model, trainer=Namespace(strategy=names[0]))
     use_lora_deepspeed(sft)
     assert sft.trainer.strategy == names[0]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.strategies import check_strategy
@@ -178,16 +178,9 @@ def test_processes_that_disagree_on_a_layout(together):
 @pytest.mark.slow
 def test_half_precision_base(all_together):
     """fp32 adapters over a bf16 base: ZeRO-2 is DDP bit for bit, and nothing casts the base."""
-    for case in (
-        "ddp-bf16",
-        "zero2-bf16",
-        "zero3-bf16",
-        "zero3-whole-bf16",
-        "ddp-bf16-half",
-        "zero3-bf16-half",
-    ):
-        assert all_together[case]["held"]["base_dtypes"] == {"torch.bfloat16"}
-        assert {v.dtype for v in all_together[case]["adapter"].values()} == {torch.float32}
+    for found in (found for case, found in all_together.items() if "bf16" in case):
+        assert found["held"]["base_dtypes"] == {"torch.bfloat16"}
+        assert {v.dtype for v in found["adapter"].values()} == {torch.float32}
     assert max(distance(all_together["zero2-bf16"], all_together["ddp-bf16"])) == 0.0
     # At stage 3 the fp32 sums differ in their last bits, which a bf16 forward pass makes larger.
     for more in ("", "-half"):
@@ -202,6 +195,8 @@ def test_lightnings_deepspeed_is_refused():
     """From Python; of the command line's strategies: test_trainer_flags.py, test_groups.py."""
     with pytest.raises(UserError, match=r"from Python give .*LoraDeepSpeedStrategy\(stage=3\)"):
         check_strategy(DeepSpeedStrategy(stage=3))
+    with pytest.raises(UserError, match=r"FSDPStrategy.*zero2\.yaml"):
+        check_strategy(FSDPStrategy())
 
 
 RANK = """

@@ -184,7 +184,9 @@ def test_layouts(finished):
     assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and "\nOracle & $100.0" in latex
     assert latex.count("{") == latex.count("}")
 
-    assert pd.read_csv("out/tables/pacmr-tau.csv")["τ"].tolist() == [0.5, 0.6] * 2
+    taus = pd.read_csv("out/tables/pacmr-tau.csv")
+    assert taus["τ"].tolist() == [0.5, 0.6] * 2
+    assert taus["Noise rate"].tolist() == ["20%", "20%", "40%", "40%"]
     assert pd.read_csv("out/tables/both.csv")["Method"].tolist() == 2 * ["DPO", *TAU.values()]
     weights = pd.read_csv("out/tables/learned-weights.csv")
     row = weights[(weights["Method"] == TAU["pacmr-tau0.5"]) & (weights["Noise rate"] == "20%")].iloc[0]
@@ -195,6 +197,7 @@ def test_layouts(finished):
     assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
     final = pd.read_csv("out/tables/final-weights.csv")
     assert final["Method"].tolist() == [TAU["pacmr-tau0.5"]] * 2
+    assert final["Noise rate"].tolist() == ["20%", "40%"]
     assert final["Mean weight (unflipped)"].tolist() == [1.5, 1.5] and final["Weight gap"].tolist() == [1, 1]
     assert "**0.800" not in text and "0.6000 ± 0.0577 | 0.3000" in text, "equal rows have no best"
     pages = {path.stem for path in Path("out/figures").glob("pacmr-tau0.5-*.png")}

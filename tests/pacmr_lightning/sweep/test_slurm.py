@@ -105,9 +105,8 @@ def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
 
     Path("go-on").touch()
     for done in ((first, killed), (second, after)):
-        slurm.submit(
-            swept, [cell for cell in found if state_of(cell) != "done"], SlurmOptions(), None, "local"
-        )
+        left = [cell for cell in found if state_of(cell) != "done"]
+        slurm.submit(swept, left, SlurmOptions(), None, "local")
         wait_for(lambda done=done: {state_of(cell) for cell in done} == {"done"})
     assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
     plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
