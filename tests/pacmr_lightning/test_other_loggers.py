@@ -106,10 +106,8 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     fit(config, "--ckpt_path", "last")
     assert curves() == logged() and set(logged()) == {0, 1, 2}
     (run,) = client.search_runs([experiment])
-    assert (
-        run.info.status == "FINISHED"
-        and (folder / "artifacts/pair_weights/weight_function-step-00003.png").exists()
-    )
+    assert run.info.status == "FINISHED"
+    assert (folder / "artifacts/pair_weights/weight_function-step-00003.png").exists()
 
     mlflow["init_args"]["run_id"] = "gone"
     said = fails(capsys, words_of(config, "--ckpt_path", "last"))

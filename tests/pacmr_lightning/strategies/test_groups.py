@@ -63,11 +63,8 @@ def test_zero_3_through_the_command_line(fit):
     one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
     assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
-    for found, expected in (
-        (two["state_dict"], one["state_dict"]),
-        (two["weighting"]["vnet"], one["weighting"]["vnet"]),
-    ):
-        torch.testing.assert_close(dict(found), dict(expected), atol=1e-4, rtol=0)
+    learned = [[dict(each["state_dict"]), dict(each["weighting"]["vnet"])] for each in (two, one)]
+    torch.testing.assert_close(*learned, atol=1e-4, rtol=0)
     left = [{p.name for p in Path(name).rglob("*") if "tfevents" not in p.name} for name in ("one", "two")]
     assert left[0] - left[1] == set()
     # Greedy and sampled responses of the trained policy, token by token.
