@@ -15,6 +15,7 @@ os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+import yaml  # noqa: E402
 
 from .forked import Process  # noqa: E402
 
@@ -243,6 +244,13 @@ def short_fit(model: object, words: str = "") -> list[str]:
 def files(train: object, validation: object = None) -> str:
     """Words that read pairs from files; without validation rows they are the training rows."""
     return f"--data.source Files --data.source.train {train} --data.source.validation {validation or train}"
+
+
+def edit_config(run: Path, section: str, **options: object) -> None:
+    """Changes options of a class in a run's configuration."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config[section]["init_args"] |= options
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 def with_callback(name: str, **options: object) -> str:

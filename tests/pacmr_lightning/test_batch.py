@@ -18,6 +18,7 @@ def test_micro_batches_by_tokens(make_batch):
         # Not one could take the next pair, too.
         nexts = [part[:1].token_count for part in parts[1:]]
         assert all(count + more > tokens for count, more in zip(counts, nexts, strict=False))
+    assert not list(batch[:0].micro_batches(TokenBudget(1)))
     message = f"pair-{int(lengths.argmax())} has {budget} tokens, but micro_batch_tokens is {budget - 1};"
     with pytest.raises(UserError, match=message):
         list(batch.micro_batches(TokenBudget(budget - 1)))

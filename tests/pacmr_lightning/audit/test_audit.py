@@ -19,8 +19,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
 from pacmr_lightning.runs.folder import read_weights, weight_parts
 
-from ...conftest import read_lines, write_lines
-from ..commands.test_analyze import edit
+from ...conftest import edit_config, read_lines, write_lines
 from ..conftest import log_ratios
 from .conftest import PAIRS, audit, loaded, refused, world_rows
 
@@ -137,6 +136,8 @@ def test_a_large_batch_is_taken_in_parts(run):
     found = find_run(str(run), "last")
     found.data["init_args"]["global_batch_size"] = 4096
     assert load_run(found)[0].micro_batch_size == MOST_AT_ONCE
+    found.model["init_args"]["micro_batch_size"] = 4
+    assert load_run(found)[0].micro_batch_size == 4
 
 
 @pytest.fixture(scope="module")
@@ -244,12 +245,10 @@ def test_as_trained_keeps_clean_pairs_out(run):
     write_lines(run / "clean.jsonl", world_rows(4, 0))
     source = {"class_path": "Files", "init_args": {"train": str(run / "clean.jsonl")}}
     found.data["init_args"] |= {"clean_meta": source}
-    _, data, _ = load_run(found, as_trained=True)
-    data.setup("fit")
-    assert len(data.train_pairs) == PAIRS - 4 and any(data.train_pairs.swapped)
-    _, data, _ = load_run(found)
-    data.setup("fit")
-    assert len(data.train_pairs) == PAIRS and not any(data.train_pairs.swapped)
+    for as_trained, count in ((True, PAIRS - 4), (False, PAIRS)):
+        _, data, _ = load_run(found, as_trained=as_trained)
+        data.setup("fit")
+        assert len(data.train_pairs) == count and any(data.train_pairs.swapped) == as_trained
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def test_bad_input(options, message, run, tmp_path, capsys):
 
 def test_too_few_pairs(run, capsys, monkeypatch):
     """Said before the policy scores any pair."""
-    edit(run, "data", global_batch_size=60)
+    edit_config(run, "data", global_batch_size=60)
     monkeypatch.setattr(scored_pairs, "last_pass", None)
     said = refused(capsys, "audit", run, "--scorer", "dpo")
     assert "fewer than the run's global_batch_size 60" in said

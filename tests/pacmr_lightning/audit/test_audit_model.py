@@ -11,7 +11,6 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
-from pacmr_lightning.audit.scored_pairs import BETA
 from pacmr_lightning.datamodules import Files, HubPreferences, pairs_of
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
@@ -53,8 +52,8 @@ def test_the_u_of_its_run(policy, finished, exported, capsys):
     cli.main(["audit", policy, *options(finished, reference=base, cleaned="cleaned.jsonl", action="swap")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
-    beta = 1.0  # of the run, which a model does not tell
-    np.testing.assert_allclose(beta / BETA * table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
+    # A model does not tell the run's beta, 1.0: its u is with 0.1.
+    np.testing.assert_allclose(table["u"] / 0.1, exported[table.index], atol=2e-3, rtol=1e-3)
     assert table["annotator"].isin(["a0", "a1", "a2"]).all() and (table["observed"] == "chosen").all()
     before, after = read_lines(finished.parent / "train.jsonl"), read_lines("cleaned.jsonl")
     assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)

@@ -15,7 +15,7 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 
-from ...conftest import fails, files, short_fit, write_lines
+from ...conftest import edit_config, fails, files, short_fit, write_lines
 from ..conftest import log_ratios
 
 TAUS = [0.5, 0.55]
@@ -144,12 +144,6 @@ def test_a_file_of_augment_by_rules(run, finished, tmp_path):
     assert all(line.startswith("| tiny, by rules | 1 |") for line in lines[2:5]) and "| 0.6 |" in lines[3]
 
 
-def edit(run, section, **options):
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config[section]["init_args"] |= options
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-
-
 def refused(arguments, capsys):
     return fails(capsys, ["analyze", *arguments])
 
@@ -200,9 +194,9 @@ def test_checkpoints_that_do_not_fit(run, capsys):
     config, checkpoint = (run / "config.yaml").read_text(), (run / LAST).read_bytes()
     policy = yaml.safe_load(config)["model"]["init_args"]["policy"]
     for change, message in (({"rank": 3}, "does not fit"), ({"target_modules": ["q_proj"]}, "does not fit")):
-        edit(run, "model", policy=policy | {"init_args": policy["init_args"] | change})
+        edit_config(run, "model", policy=policy | {"init_args": policy["init_args"] | change})
         assert message in refused([str(run)], capsys)
-    edit(run, "model", policy=policy, learning_rate="fast")
+    edit_config(run, "model", policy=policy, learning_rate="fast")
     assert "expected float or null, but got fast" in refused([str(run)], capsys)
     (run / "config.yaml").write_text(config)
     for content in (b"", b"no checkpoint", checkpoint[:1000]):
@@ -217,7 +211,7 @@ def test_no_augmented_prompt(run, capsys, tmp_path):
     write_lines(tmp_path / "plain.jsonl", rows)
     source = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"]
     source["init_args"]["train"] = str(tmp_path / "plain.jsonl")
-    edit(run, "data", source=source)
+    edit_config(run, "data", source=source)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "plain.jsonl differ from those of the run" in message
     checkpoint = torch.load(run / LAST, weights_only=True)

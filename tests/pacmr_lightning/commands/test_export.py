@@ -28,9 +28,8 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.runs.model_card import public
 from pacmr_lightning.weighting.vnet import load_vnet
 
-from ...conftest import fails, files, short_fit, write_lines
+from ...conftest import edit_config, fails, files, short_fit, write_lines
 from ..runs.test_checkpoints import Code
-from .test_analyze import edit
 
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has
@@ -284,7 +283,7 @@ def test_a_run_on_the_hub(trained, tmp_path, capsys, monkeypatch):
     run = shutil.copytree(trained("tied"), tmp_path / "run")
     (run / "summary.json").unlink()
     source = {"class_path": "pacmr_lightning.datamodules.TLDR", "init_args": {"path": "org/d"}}
-    edit(run, "data", source=source)
+    edit_config(run, "data", source=source)
     cli.main(["export", "run", "out", "--base", "org/base"])
     out = tmp_path / "out"
     assert all(str(trained("tied").parent).encode() not in path.read_bytes() for path in out.iterdir())
@@ -327,25 +326,25 @@ def test_a_checkpoint_runs_no_code(run, tmp_path, capsys, monkeypatch):
 
 
 def test_weights_that_are_no_numbers(run, tmp_path, capsys):
-    checkpoint = torch.load(run / LAST, weights_only=True)
+    checkpoint, out = torch.load(run / LAST, weights_only=True), tmp_path / "out"
     first = next(iter(checkpoint["state_dict"].values()))
     first.fill_(1e6)
     torch.save(checkpoint, run / LAST)
-    words = [run, tmp_path / "out", "--merged", "--dtype", "float16"]
-    assert "overflows torch.float16" in refused(words, capsys)
+    assert "overflows torch.float16" in refused([run, out, "--merged", "--dtype", "float16"], capsys)
     first.fill_(torch.nan)
     torch.save(checkpoint, run / LAST)
-    assert "weights that are not finite" in refused([run, tmp_path / "out"], capsys)
+    assert "weights that are not finite" in refused([run, out], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_full_disk(trained, tmp_path, capsys):
+@pytest.mark.parametrize(("limit", "options"), [(12_000, []), (30_000, ["--merged"])])
+def test_a_full_disk(limit, options, trained, tmp_path, capsys):
     """A limit on the size of files stands for the disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = trained("pacmr")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
     try:
-        assert "The disk is full" in refused([run, tmp_path / "out", "--merged"], capsys)
+        assert "The disk is full" in refused([run, tmp_path / "out", *options], capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,16 +9,12 @@ from datasets import config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pacmr_lightning import cli
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.command_line.parser import run_tool
-from pacmr_lightning.commands import inspect as inspect_command
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.inspection import SHOWN, inspect_pairs, show_rows, token_text
-from pacmr_lightning.errors import UserError
 
 from ...conftest import TURNS
-
-main = partial(run_tool, "inspect", inspect_command.inspect)
 
 HH = "\n\nHuman: {}\n\nAssistant:"
 USER = {"role": "user", "content": "What is the sea?"}
@@ -34,9 +29,17 @@ def inspect(write_rows, tokenizer, tmp_path, capsys, monkeypatch):
         tokenizer.chat_template = template
         tokenizer.save_pretrained(tmp_path / "tokenizer")
         paths = write_rows(train), write_rows(validation, "validation.jsonl")
-        command = ["--source", "Files", "--source.train", paths[0], "--source.validation", paths[1]]
+        command = [
+            "inspect",
+            "--source",
+            "Files",
+            "--source.train",
+            paths[0],
+            "--source.validation",
+            paths[1],
+        ]
         output = tmp_path / "new" / "numbers.json"
-        main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
+        cli.main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
         return json.loads(output.read_text())["splits"], capsys.readouterr().out
 
     return run
@@ -70,6 +73,7 @@ def test_the_numbers_are_those_of_a_run(rows, max_length, inspect, tmp_path):
     """The run finds the pairs that were inspected in the cache."""
     numbers, _ = inspect(rows, rows[1::2], "--max_length", str(max_length), template=TURNS)
     cached = set(config.HF_DATASETS_CACHE.rglob("*.arrow"))
+    assert cached
     source = Files(*(str(tmp_path / f"{name}.jsonl") for name in ("rows", "validation")))
     run = PreferenceDataModule(source, str(tmp_path / "tokenizer"), max_length=max_length)
     run.setup("fit")
@@ -102,17 +106,16 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
     batch = pairs.batch(rows)
     for place, row in enumerate(rows):
         heading, prompt, *responses = shown[4 * place : 4 * place + 4]
-        counts = {kind: int((batch.segment_ids[place] == kind).sum()) for kind in Segment}
-        assert pairs.rows[row]["id"] in heading
-        assert f"{counts[Segment.PROMPT]} prompt" in heading
-        assert f"{counts[Segment.PAD]} of padding" in heading
-        for text, kind in zip(responses, (Segment.CHOSEN, Segment.REJECTED), strict=True):
-            pieces, name = re.findall("‹(.*?)›", text), kind.name.lower()
-            assert len(pieces) == counts[kind] and f"{counts[kind]} {name}" in heading
+        counts = {kind.name.lower(): int((batch.segment_ids[place] == kind).sum()) for kind in Segment}
+        tokens = "(tokens: {prompt} prompt, {chosen} chosen, {rejected} rejected, {pad} of padding"
+        assert pairs.rows[row]["id"] in heading and tokens.format_map(counts) in heading
+        for text, name in zip(responses, ("chosen", "rejected"), strict=True):
+            pieces = re.findall("‹(.*?)›", text)
+            assert len(pieces) == counts[name]
             written = "".join(pieces).replace("▁", " ").replace("\\t", "\t")
             assert written == texts[row][name] + "<eos>"
         tokens = prompt.removeprefix("prompt: ").replace(" ", "").replace("▁", " ")
-        start, *end = re.split(rf"\[…{counts[Segment.PROMPT] - 2 * SHOWN}tokensareleftouthere…\]", tokens)
+        start, *end = re.split(rf"\[…{counts['prompt'] - 2 * SHOWN}tokensareleftouthere…\]", tokens)
         whole = "<bos>" + texts[row]["prompt"]
         assert start == whole if row != 4 else whole.startswith(start) and whole.endswith(*end)
 
@@ -154,6 +157,7 @@ def test_the_command_counts(inspect, pair_rows):
     assert found["counts"] == kept | {"too long": 4, "equal responses": 4}
     repeats = {"copies": 5, "comparisons": 4, "labels": 12}
     assert found["repeats"] == repeats | {"contradicting_comparisons": 3, "least_wrong": 4}
+    assert not any(numbers["validation"]["repeats"].values())
     prompts = [(one["prompts"], one["in_other_split"]) for one in numbers.values()]
     assert prompts == [(52, 11), (4, 3)]
     for label, value in (
@@ -219,7 +223,7 @@ def test_what_the_template_changes_is_said(inspect):
     assert " ".join(printed.split()).count("! train: the chat template") == 1
 
 
-def test_wrong_options(inspect, pair_rows, tmp_path):
+def test_wrong_options(inspect, pair_rows, tmp_path, capsys):
     rows = pair_rows(3)
     (tmp_path / "file").write_text("")
     for options, message in (
@@ -228,5 +232,6 @@ def test_wrong_options(inspect, pair_rows, tmp_path):
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(SystemExit):
             inspect(rows, rows, *options)
+        assert message in capsys.readouterr().err

@@ -191,7 +191,8 @@ def test_from_python(tmp_path):
     """The same sentences, before anything is read: neither model nor pairs exist."""
     module = PreferenceModule(PolicyModel("nowhere"))
     data = PreferenceDataModule(Files("nowhere.jsonl"), tokenizer="nowhere")
-    with pytest.raises(UserError, match=r"accumulate_grad_batches is 2, but .* data\.global_batch_size"):
+    said = r"batches is 2, but .* data\.global_batch_size, cut by model\.micro_batch_size; leave it out"
+    with pytest.raises(UserError, match=rf"trainer\.accumulate_grad_{said}"):
         quiet_trainer(tmp_path, accumulate_grad_batches=2).fit(module, data)
     with pytest.raises(UserError, match="LearningRateFinder"):
         Tuner(quiet_trainer(tmp_path)).lr_find(module, datamodule=data)

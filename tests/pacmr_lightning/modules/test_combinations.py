@@ -35,15 +35,12 @@ OBJECTIVES = {
 }
 
 
-def vnet(estimator):
-    return weighting.VNetWeighting(SoftPromptConsistency(), estimator, every=1)
-
-
+VNET = partial(weighting.VNetWeighting, SoftPromptConsistency(), every=1)
 WEIGHTINGS = {
     "Unweighted": weighting.Unweighted,
     "SigmoidPrior": weighting.SigmoidPrior,
-    "VNetWeighting": lambda: vnet(GhostDotProduct()),
-    "VNetWeighting, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
+    "VNetWeighting": lambda: VNET(GhostDotProduct()),
+    "VNetWeighting, CentralDifference": lambda: VNET(CentralDifference(epsilon=0.05, relative=True)),
     "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet"),
     "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
     "OracleWeights": partial(weighting.OracleWeights, 0.3),
@@ -81,7 +78,7 @@ def one_update(policy, batch, meta, objective, weighting):
     pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, keep=keep)
     if weighting.every:
         weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2, 1e-2)
-        assert weighting.updates == 1
+        assert weighting.updates == 1 and any(p.grad.any() for p in weighting.vnet.parameters())
     return weighted_gradient(pairs, weighting).gradient, pairs.batch
 
 

@@ -39,8 +39,6 @@ CLASSES = [
 NEEDED = {CDPO: {"label_noise": 0.2}, RDPO: {"label_noise": 0.2}}
 MAKE = {cls.__name__: partial(cls, **NEEDED.get(cls, {})) for cls in CLASSES}
 MAKE["IPO, means"] = partial(IPO, length_normalize=True)
-EM = {"RPOEM", "AnnotatorRPOEM"}
-"""They hold w fixed."""
 
 
 def rewards_of(h, beta=1.0, annotators=None) -> Rewards:
@@ -86,6 +84,8 @@ BY_HAND = {
     "r3m below": (R3M(1.0, 0.75), -2 * LN3, math.log(4) + 0.75 * LN3, -0.75),
     # p = 3/4, gamma = 2: -3 * 9/16 + 2 * 27/64; -6 * 9/16 * 1/16. gamma = 1: -2 * 3/4 + 9/16; 2 * -2 * 3/64
     "holder_dpo": (HolderDPO(1.0), LN3, -27 / 32, -54 / 256),
+    # p = 1/4: -3 * 1/16 + 2 * 1/64; -6 * 1/16 * 9/16
+    "holder_dpo, contradicted": (HolderDPO(1.0), -LN3, -5 / 32, -54 / 256),
     "holder_dpo, gamma 1": (HolderDPO(2.0, 1.0), LN3 / 2, -15 / 16, -3 / 16),
     # gamma = 1/2: sqrt(3/4) (-3/2 + 3/8); -3/4 sqrt(3/4) 1/16.
     "holder_dpo, gamma 1/2": (HolderDPO(1.0, 0.5), LN3, -9 / 8 * 0.75**0.5, -3 / 64 * 0.75**0.5),
@@ -156,7 +156,7 @@ def test_finite(name):
     losses = objective(rewards_of(h))
     (gradient,) = torch.autograd.grad(losses.sum(), h)
     assert losses.dtype == torch.float32 and torch.isfinite(losses).all() and torch.isfinite(gradient).all()
-    if name not in {*EM, "HolderDPO"}:  # which take such a label for wrong
+    if name not in {"RPOEM", "AnnotatorRPOEM", "HolderDPO"}:  # which take such a label for wrong
         assert (gradient[h < 0] < 0).all()
     if name == "HolderDPO":  # neither end pulls
         assert losses[[0, -1]].tolist() == [0, -1] and not gradient[[0, -1]].any()
@@ -172,11 +172,14 @@ OPTIONS = {
     (CDPO, "label_noise"): (0.5, -0.1, NAN),
     (RDPO, "label_noise"): (0.5, 0.7, NAN),
     (DPO, "sft_weight"): (-0.1, NAN, INF),
+    (IPO, "length_normalize"): (),
     (DrDPO, "beta_prime"): (0.0, NAN),
     (ROPO, "alpha"): (0.0, NAN),
     (R3M, "lam"): (0.0, 1.0, NAN),
     (RPOEM, "initial_rate"): (0.0, 0.5, NAN),
     (RPOEM, "momentum"): (0.0, NAN),
+    (AnnotatorRPOEM, "initial_rate"): (0.5,),
+    (AnnotatorRPOEM, "momentum"): (0.0,),
     (HolderDPO, "gamma"): (0.0, NAN, INF),
 }
 """Values that are refused."""
@@ -185,6 +188,7 @@ OPTIONS |= {(member, "beta"): (0.0, -1.0, NAN, INF) for member in CLASSES}
 
 @pytest.mark.parametrize(("cls", "option"), list(OPTIONS), ids=lambda x: getattr(x, "__name__", x))
 def test_every_option_has_a_range(cls, option):
+    assert {(cls, name) for name in inspect.signature(cls).parameters} <= OPTIONS.keys()
     for value in OPTIONS[cls, option]:
         with pytest.raises(UserError, match=rf"\b{option}( is)? {re.escape(str(value))}\b"):
             cls(**{**NEEDED.get(cls, {}), option: value})
@@ -243,13 +247,12 @@ def test_estimated_rates_stay_inside(cls):
 
 def test_annotators_by_hand():
     """eps = 1/4, u = ln 3, -ln 3, -ln 3: 1 - w = 0.1, 0.5, 0.5. A half of the way for each, and for all."""
-    ln3 = np.log(3)
     objective = AnnotatorRPOEM(1.0, 0.25, 0.5)
-    objective.observe(rewards_of([ln3, -ln3, -ln3], annotators=["a", "a", None]), [])
+    objective.observe(rewards_of([LN3, -LN3, -LN3], annotators=["a", "a", None]), [])
     assert objective.annotator_rates == pytest.approx({"a": (0.25 + 0.3) / 2})
     assert objective.estimated_rate == pytest.approx((0.25 + 1.1 / 3) / 2)
     plain = RPOEM(1.0, 0.25, 0.5)
-    plain.observe(rewards_of([ln3, -ln3, -ln3]), [])
+    plain.observe(rewards_of([LN3, -LN3, -LN3]), [])
     common = objective.estimated_rate
     assert plain.estimated_rate == pytest.approx(common)
     assert [objective.rate_of(name) for name in (None, "late")] == [common, common]

@@ -154,11 +154,18 @@ def test_wrong_choices(options, message):
 
 
 def test_no_pass_takes_cudnn(make_policy, make_batch):
-    """It stays off after the check has chosen kernels, for backward's recomputed passes too."""
-    backends = torch.backends.cuda
+    """Forward, recomputed in backward, and generation, after the check has chosen kernels."""
+    backends, seen = torch.backends.cuda, []
     backends.enable_cudnn_sdp(True)
-    make_policy().log_probs(make_batch())
-    assert not backends.cudnn_sdp_enabled() and backends.flash_sdp_enabled()
+    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
+    policy.log_probs(batch)
+    policy.model.base_model.layers[0].self_attn.register_forward_pre_hook(
+        lambda *_: seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()))
+    )
+    policy.log_probs(batch).chosen.sum().backward()
+    assert len(seen) == 2
+    policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
+    assert len(seen) == 4 and set(seen) == {(False, True)}
 
 
 def test_packed_pairs_of_experts(make_batch, packed, tmp_path):

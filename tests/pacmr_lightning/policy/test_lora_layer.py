@@ -148,9 +148,21 @@ def test_layers_of_one_input_are_one_node(options, tolerance, make_policy, make_
                 kept = step_pairs(policy, batch, KeptStepPairs)
                 found += [logs.chosen, flat(each[0]), kept.along(direction)]
                 found += [flat(part.each[name] for name in policy.adapter()) for part in kept.kept]
+    assert any(layer.shared for layer in together.lora_layers().values()) == ("name" not in options)
     half = len(found) // 2
     for one, other in zip(found[:half], found[half:], strict=True):
         assert off(one.double(), other.double()) < tolerance
+
+
+def test_an_output_is_only_for_the_input_it_was_computed_of(make_policy, make_batch):
+    policy = make_policy(double=True)
+    policy.rows(make_batch())
+    module = policy.model.base_model.layers[0].self_attn
+    q, k = module.q_proj, module.k_proj
+    x = torch.randn(1, 3, q.in_features, dtype=torch.float64)
+    of_other = k(x + 1)
+    q.shared.forward = lambda _: (q(x), k(x + 1))[1]
+    torch.testing.assert_close(module.forward(x), of_other)
 
 
 def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
@@ -203,17 +215,10 @@ def test_a_layer_rounds_its_output_once_and_its_gradients_never(kind, options, m
     # PEFT's way would hand on the same sum: the base's output was rounded before.
     assert off(y.double(), exact) < 1.2 * off(exact.bfloat16().double(), exact)
     gh = scale * g @ b
-    for part, truth in zip(
-        found,
-        [
-            base_gradient.double() + gh @ a,
-            (gh.flatten(0, 1).T @ x.flatten(0, 1)),
-            g.flatten(0, 1).T @ h.flatten(0, 1),
-        ],
-        strict=True,
-    ):
+    of_a, of_b = gh.flatten(0, 1).T @ x.flatten(0, 1), g.flatten(0, 1).T @ h.flatten(0, 1)
+    for part, truth in zip(found, [base_gradient.double() + gh @ a, of_a, of_b], strict=True):
         assert off(part.double(), truth) < 4e-3
-    assert off(found[2].double(), g.flatten(0, 1).T @ h.flatten(0, 1)) < 1e-5, "bf16 would leave 1e-3"
+    assert off(found[2].double(), of_b) < 1e-5, "bf16 would leave 1e-3"
 
 
 def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
@@ -248,11 +253,8 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
                 parts += u_and_gradient(step_pairs(policy, batch))
             parts += [pairs.along(d), CentralDifference(0.1).coefficients(pairs, d)]
             found[way].append([part.double() for part in parts])
-    truth = found["exact"]
     peft, own = (
-        torch.tensor(
-            [[off(*two) for two in zip(*parts, strict=True)] for parts in zip(found[way], truth, strict=True)]
-        )
+        torch.tensor([[*map(off, *parts)] for parts in zip(found[way], found["exact"], strict=True)])
         for way in ("float32", "base")
     )
     assert float(peft.min()) > 1e-3, "bf16 matters"

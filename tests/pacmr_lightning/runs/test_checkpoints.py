@@ -85,6 +85,8 @@ def test_none_at_all(tmp_path):
     assert to_resume_from("last", tmp_path / "nowhere", training=True) == (None, 0)
     with pytest.raises(UserError, match="no checkpoint in"):
         to_resume_from("last", tmp_path, training=False)
+    with pytest.raises(UserError, match="best does not exist"):
+        to_resume_from("best", tmp_path, training=False)
 
 
 def test_what_a_kill_leaves_goes_with_the_next_save(tmp_path):
