@@ -1,4 +1,4 @@
-"""Pages agree with the code they describe: import paths, settings by model size, and options of commands."""
+"""Pages agree with the code: import paths, settings by model size, options; their links lead to files."""
 
 import re
 import runpy
@@ -15,6 +15,10 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
 PAGES += [ROOT / "research" / "README.md", *(ROOT / "research" / "sweeps").glob("*.yaml")]
 UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
+FOLDERS = ("*.md", "docs/*.md", "benchmarks/*.md", "research/**/*.md", ".github/**/*.md")
+LINKING = [page for folder in FOLDERS for page in ROOT.glob(folder)]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
 def named() -> list[str]:
@@ -56,3 +60,22 @@ def test_every_option_has_a_meaning(commands):
     rows = re.findall(r"^\| `(\S+)` \| .*? \| (.*) \|$", commands, re.MULTILINE)
     assert len(rows) > 80 and {"--scorer", "--labels", "RUN"} <= {option for option, _ in rows}
     assert [option for option, meaning in rows if not meaning] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links():
+    links = [(page, link) for page in LINKING for link in LINK.findall(CODE.sub("", page.read_text()))]
+    assert len(links) > 100
+    broken = []
+    for page, link in links:
+        file, _, anchor = link.partition("#")
+        found = (page.parent / file) if file else page
+        local = not re.match(r"[a-z]+:", link)
+        if local and (not found.exists() or (anchor and anchor not in anchors(found))):
+            broken.append((str(page), link))
+    assert not broken

@@ -1,18 +1,12 @@
 import pytest
 
+from pacmr_lightning.datamodules import sources
 from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
-from pacmr_lightning.datamodules.sources import (
-    CompletionFiles,
-    EmbeddedWorld,
-    Files,
-    Prompts,
-    WorldCompletions,
-)
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
 
-@pytest.mark.parametrize("kind", [Files, CompletionFiles])
+@pytest.mark.parametrize("kind", [sources.Files, sources.CompletionFiles])
 def test_validation_is_carved_out_by_prompt(write_rows, pair_rows, kind):
     rows = [row | {"chosen": f" {k}", "completion": f" {k}"} for row in pair_rows(300) for k in range(3)]
     source = kind(write_rows(rows), validation_fraction=0.2)
@@ -24,7 +18,7 @@ def test_validation_is_carved_out_by_prompt(write_rows, pair_rows, kind):
     assert source.load("train")["id"][:] == train["id"][:]
 
 
-@pytest.mark.parametrize("kind", [Files, CompletionFiles])
+@pytest.mark.parametrize("kind", [sources.Files, sources.CompletionFiles])
 def test_wrong_options(write_rows, pair_rows, kind):
     path = write_rows(pair_rows(2, completion=" a"))
     for fraction in (0.0, 1.0, -1):
@@ -39,12 +33,12 @@ def test_wrong_options(write_rows, pair_rows, kind):
     with pytest.raises(UserError, match=r"1 distinct prompts are split; give --data\.source\.validation"):
         kind(one).load("validation")
     with pytest.raises(UserError, match="pairs is 0"):
-        EmbeddedWorld(pairs=0)
+        sources.EmbeddedWorld(pairs=0)
 
 
 def test_pairs_of_one_world():
     """What a row has: pacmr_lightning/test_embedded_world.py."""
-    one, other, again = (EmbeddedWorld(200, 50, 3, pairs_seed=seed) for seed in (3, 4, None))
+    one, other, again = (sources.EmbeddedWorld(200, 50, 3, pairs_seed=seed) for seed in (3, 4, None))
     train, validation = one.load("train"), one.load("validation")
     assert (len(train), len(validation)) == (200, 50) and not set(train["id"]) & set(validation["id"])
     assert train[:] == again.load("train")[:] and train["chosen"][:] != other.load("train")["chosen"][:]
@@ -56,10 +50,9 @@ def test_pairs_of_one_world():
 
 def test_a_world_is_made_once(monkeypatch):
     """What is on disk is what is asked for: another seed, size or share of good responses is made anew."""
-    kinds = [EmbeddedWorld(40, 5, *seeds) for seeds in ((50, None), (50, 51), (51, None))]
-    kinds += [
-        WorldCompletions(*sizes) for sizes in ((40, 5, 4, 50), (41, 5, 4, 50), (40, 5, 3, 50), (40, 5, 4, 51))
-    ]
+    kinds = [sources.EmbeddedWorld(40, 5, *seeds) for seeds in ((50, None), (50, 51), (51, None))]
+    options = (40, 5, 4, 50), (41, 5, 4, 50), (40, 5, 3, 50), (40, 5, 4, 51)
+    kinds += [sources.WorldCompletions(*each) for each in options]
     made = [source.load("train")[:] for source in kinds]
     assert len({repr(rows) for rows in made}) == len(kinds)
 
@@ -78,10 +71,10 @@ def test_a_world_is_made_once(monkeypatch):
 def test_prompts_alone(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "tell me", "completion": " more"}\n{"prompt": "sing"}\n')
-    source = Prompts(str(file))
+    source = sources.Prompts(str(file))
     assert [prompt.text for prompt in draw_prompts(source, None, 0)] == ["tell me", "sing"]
     with pytest.raises(UserError, match=r"prompts.jsonl has prompts only, for pacmr predict"):
         source.load("train")
     file.write_text('{"prompt": "tell me"}\n{"text": "sing"}\n')
     with pytest.raises(UserError, match="line 2: 'prompt' is None, but it must be a text"):
-        Prompts(str(file))
+        sources.Prompts(str(file))

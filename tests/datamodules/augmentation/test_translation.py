@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from pacmr_lightning.datamodules.augmentation import translator
 from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting
-from pacmr_lightning.datamodules.augmentation.translator import (
-    EMPTY,
-    ENDLESS,
-    REPEATED,
-    TOO_LONG,
-    BackTranslation,
-)
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
@@ -58,15 +52,15 @@ def test_batches_are_what_transformers_generates_for_one_sentence(translators, t
             ids = tokenizer(prefix + there, return_tensors="pt")
             out = model.generate(**ids, num_beams=3, do_sample=False, max_new_tokens=POSITIONS - 1)
             expected[text] = tokenizer.decode(out[0], skip_special_tokens=True)
-    found = rewrite(BackTranslation(*translators, num_beams=3), texts, tmp_path)
+    found = rewrite(translator.BackTranslation(*translators, num_beams=3), texts, tmp_path)
     assert {text: result.text for text, result in found.items() if result.kept is None} == expected
 
 
 def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
-    rewriter = BackTranslation(*translators)
+    rewriter = translator.BackTranslation(*translators)
     assert rewriter.settings["forward"]["prefix"] == ">>cmn_Hans<< "
     assert rewriter.settings["backward"]["prefix"] == ""
-    other = BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
+    other = translator.BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
     assert rewrite(other, ["the sea"], tmp_path)["the sea"].text == "Describe the ocean"
     assert rewrite(rewriter, ["the sea"], tmp_path)["the sea"].text == "the ocean"
     curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
@@ -75,7 +69,7 @@ def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
 
 
 def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # noqa: F811
-    rewriter = BackTranslation(*translators)
+    rewriter = translator.BackTranslation(*translators)
     tokenizer = AutoTokenizer.from_pretrained(translators[0])
     clause = "What is the best book in a sad"
     text = f"{clause}, {clause}, {clause} {clause}. Describe the sea!"
@@ -91,15 +85,15 @@ def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # no
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"bias": {"</s>": 1e4}}, EMPTY),
-        ({"bias": {"▁sea": 1e4}}, REPEATED),
-        ({"bias": {"</s>": -1e4}, "generation": {"no_repeat_ngram_size": 1}}, ENDLESS),
-        ({"tokenizer": {"model_max_length": 6}}, TOO_LONG),
+        ({"bias": {"</s>": 1e4}}, translator.EMPTY),
+        ({"bias": {"▁sea": 1e4}}, translator.REPEATED),
+        ({"bias": {"</s>": -1e4}, "generation": {"no_repeat_ngram_size": 1}}, translator.ENDLESS),
+        ({"tokenizer": {"model_max_length": 6}}, translator.TOO_LONG),
     ],
 )
 def test_useless_translations_leave_the_piece_as_it_was(translators, changed, tmp_path, change, reason):  # noqa: F811
     piece = "Describe the sea in a calm mood:"
-    rewriter = BackTranslation(translators[0], changed(**change), num_beams=2)
+    rewriter = translator.BackTranslation(translators[0], changed(**change), num_beams=2)
     [result] = rewrite(rewriter, [piece], tmp_path).values()
     assert (result.text, result.kept) == (piece, reason)
 
@@ -117,7 +111,7 @@ def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # 
     prompts = World().prompts()
 
     def run(prompts=prompts[:10], **options):
-        rewriter = BackTranslation(translators[0], str(folder), **({"num_beams": 1} | options))
+        rewriter = translator.BackTranslation(translators[0], str(folder), **({"num_beams": 1} | options))
         found = rewrite(rewriter, prompts, tmp_path)
         return {piece: result.text for piece, result in found.items()}, stored(store), vars(rewriter.forward)
 
@@ -137,12 +131,12 @@ def test_results_are_stored_by_all_that_changes_them(translators, tmp_path):  # 
 def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa: F811
     forward, backward = translators
     with pytest.raises(UserError, match=r"forward is '.*llama', a llama model, which does not translate"):
-        _ = BackTranslation(tiny_llama(tmp_path / "llama"), backward).settings
+        _ = translator.BackTranslation(tiny_llama(tmp_path / "llama"), backward).settings
     # It has two target languages, and not that of the way back.
     said = r"backward is .* \(>>cmn_Hans<<, >>cmn_Hant<<\); choose one with backward_prefix"
     with pytest.raises(UserError, match=said):
-        _ = BackTranslation(forward, forward).settings
-    other = BackTranslation(forward, forward, backward_prefix=">>cmn_Hans<< ")
+        _ = translator.BackTranslation(forward, forward).settings
+    other = translator.BackTranslation(forward, forward, backward_prefix=">>cmn_Hans<< ")
     assert other.settings["backward"]["prefix"] == ">>cmn_Hans<< "
 
 
@@ -150,9 +144,9 @@ def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa:
 def test_without_sentencepiece(translators):  # noqa: F811
     script = (
         "import sys; sys.modules['sentencepiece'] = None;"
-        "from pacmr_lightning.datamodules.augmentation.translator import BackTranslation;"
+        "from pacmr_lightning.datamodules.augmentation.translator import translator.BackTranslation;"
         "from pacmr_lightning.errors import UserError\n"
-        "try: BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
+        "try: translator.BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
         "except UserError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
