@@ -612,11 +612,12 @@ def test_policies_on_votes():
     cells = kept_runs("vote-policies")
     text = notebook("vote-policies")
     found = table(text, "| method, beta | fold 0 | fold 1 | fold 2 | fold 3 |\n")
-    names = {"refined, 0.1": "refined", "PACMR-DPO, 0.1": "pacmr", "the same, floor 0.3": "pacmr_robust"}
-    names |= {"oracle, 0.1": "oracle", "fixed sigmoid weighting, 0.1": "fixed"}
-    names |= {"cDPO, 0.1": "cdpo", "rDPO, 0.1": "rdpo"} | {f"DPO, {beta}": "dpo" for beta in (0.1, 0.03, 0.3)}
+    names = {"refined, 0.1": "refined", "oracle, 0.1": "oracle", "fixed sigmoid weighting, 0.1": "fixed"}
+    names |= {"cDPO, 0.1": "cdpo", "rDPO, 0.1": "rdpo"}
+    for name, method in (("DPO", "dpo"), ("PACMR-DPO", "pacmr"), ("floor 0.3", "pacmr_robust")):
+        names |= {f"{name}, {beta}": method for beta in (0.1, 0.03, 0.3)}
     for name, method in names.items():
-        beta = float(name.rpartition(" ")[2]) if method == "dpo" else 0.1
+        beta = float(name.rpartition(" ")[2])
         part = cells[cells["method"].eq(method) & np.isclose(cells["beta"], beta)].set_index("fold")
         expected = [f"{row['accuracy']:.3f} ({row['kl']:.2f})" for _, row in part.sort_index().iterrows()]
         assert [cell for cell in found[name] if cell] == expected
