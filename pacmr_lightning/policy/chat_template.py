@@ -75,7 +75,7 @@ def render(
     try:
         start, whole = text_of(prompt, add_generation_prompt=True), text_of([*prompt, answer])
         if not whole.startswith(start):
-            other = text_of([*prompt, {"role": "assistant", "content": "0123"}])
+            other = text_of([*prompt, {"role": "assistant", "content": _ANSWER}])
             parts = (i for i, (ours, its) in enumerate(zip(start, other, strict=False)) if ours != its)
             start, plain = start[: next(parts, len(other))], text_of(prompt)
             if not (whole.startswith(start) and start.startswith(plain) and len(start) > len(plain)):

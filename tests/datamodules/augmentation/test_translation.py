@@ -144,9 +144,9 @@ def test_models_that_cannot_be_used(translators, tiny_llama, tmp_path):  # noqa:
 def test_without_sentencepiece(translators):  # noqa: F811
     script = (
         "import sys; sys.modules['sentencepiece'] = None;"
-        "from pacmr_lightning.datamodules.augmentation.translator import translator.BackTranslation;"
+        "from pacmr_lightning.datamodules.augmentation.translator import BackTranslation;"
         "from pacmr_lightning.errors import UserError\n"
-        "try: translator.BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
+        "try: BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
         "except UserError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
