@@ -10,7 +10,6 @@ from ..recorded import Recorded
 from ..strategies.ranks import sum_over_ranks
 from .gradient import Direction, norm
 from .step_pairs import StepPairs
-from .virtual_step import shifted
 
 
 class MetaGradientEstimator(Recorded, ABC):
@@ -32,7 +31,7 @@ class MetaGradientEstimator(Recorded, ABC):
         """Return (N,) unclipped coefficients.
 
         Args:
-            pairs: this rank's N train pairs at omega, which must not change: ``virtual_step.shifted`` runs
+            pairs: this rank's N train pairs at omega, which must not change: ``PolicyModel.shifted`` runs
                 the policy elsewhere, where ``pairs.weighted_losses()`` are other losses.
             direction: d, full-size and the same on all ranks.
         """
@@ -70,7 +69,7 @@ class CentralDifference(MetaGradientEstimator):
         step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
         sides = []
         for sign in (1, -1):
-            with shifted(pairs.policy, direction, sign * step):
+            with pairs.policy.shifted(direction, sign * step):
                 sides.append(pairs.weighted_losses())
         return (sides[0] - sides[1]) / (2 * step)
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from ..batch import MicroBatchSize, PairBatch, TokenBudget
 from ..errors import UserError, is_out_of_memory
 from ..meta_gradient.gradient import zeros
-from ..meta_gradient.virtual_step import shifted
 from ..policy import PolicyModel
 from ..policy.numerics import Recomputed
 from ..strategies.ranks import max_over_ranks, min_over_ranks
@@ -108,7 +107,7 @@ def fit_pairs(
 
     def step(way: Way) -> None:
         policy.recompute(way.recomputed)
-        with shifted(policy, zeros(adapter), 1.0) if meta else nullcontext():
+        with policy.shifted(zeros(adapter), 1.0) if meta else nullcontext():
             held = torch.empty(numbers, dtype=torch.float32, device=parameters[0].device)
             gradients: Sequence[Tensor | None] = ()
             # The second forward pass runs beside the first gradients, as a step's does after the last one.

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -275,6 +275,30 @@ class PolicyModel(Recorded, nn.Module):
         finally:
             for layer in self._lora_layers.values():
                 layer.enable_adapters(True)
+
+    @contextmanager
+    def shifted(self, direction: Mapping[str, Tensor], scale: float) -> Iterator[None]:
+        """Run at omega + scale D inside, as in the virtual step; the parameters are not written.
+
+        Gradients are those at the shifted point. With activation checkpointing backward must run inside too.
+        The reference is not shifted: its adapter is off.
+
+        Args:
+            direction: D, a full-size tensor for each adapter parameter, the same on every rank.
+            scale: length of the step along D.
+
+        Raises:
+            UnsupportedLoraError: the adapter has layers on the experts of a mixture.
+        """
+        layers = self.lora_layers()
+        assert not any(layer.shift for layer in layers.values()), "a shift inside a shift"
+        try:
+            for (a, b), layer in layers.items():
+                layer.shift = scale * direction[a], scale * direction[b]
+            yield
+        finally:
+            for layer in layers.values():
+                layer.shift = None
 
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""

@@ -18,7 +18,6 @@ from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metric
 from ..meta_gradient.gradient import Direction, norm, zeros
 from ..meta_gradient.outer_objectives import OuterObjective
 from ..meta_gradient.step_pairs import StepPairs
-from ..meta_gradient.virtual_step import shifted
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
@@ -127,7 +126,7 @@ def update_vnet(
     # Lines 3 to 5: the weighted loss's gradient at omega.
     inner = weighted_gradient(pairs, weighting)
     # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
-    with shifted(pairs.policy, inner.gradient, -alpha):
+    with pairs.policy.shifted(inner.gradient, -alpha):
         # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
         # gradient of their loss at omega^.
         found = outer.gradient(

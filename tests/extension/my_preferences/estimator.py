@@ -7,7 +7,6 @@ from torch import Tensor
 
 from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
 from pacmr_lightning.meta_gradient.gradient import Direction, norm
-from pacmr_lightning.meta_gradient.virtual_step import shifted
 
 
 class OneSidedDifference(MetaGradientEstimator):
@@ -27,7 +26,7 @@ class OneSidedDifference(MetaGradientEstimator):
         """(N,) unclipped coefficients."""
         step = self.epsilon / float(norm(direction))
         before = pairs.weighted_losses()
-        with shifted(pairs.policy, direction, step):
+        with pairs.policy.shifted(direction, step):
             return (pairs.weighted_losses() - before) / step
 
     def clipped(self, coefficients: Tensor) -> Tensor:

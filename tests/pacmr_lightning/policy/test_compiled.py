@@ -13,7 +13,6 @@ from torch._dynamo.utils import counters
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
-from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan
@@ -64,7 +63,7 @@ def passes(policy: PolicyModel, batch, scale: float = 0.5) -> list[torch.Tensor]
 
     found = gradient()
     reference = policy.reference_log_probs(batch)
-    with shifted(policy, direction, scale):
+    with policy.shifted(direction, scale):
         found += gradient()
     assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
     pairs = RecomputedStepPairs(policy, DPO(0.5), batch.with_reference(reference), None)

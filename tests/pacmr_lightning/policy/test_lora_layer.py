@@ -8,7 +8,6 @@ import torch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
 from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
-from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import selfcheck
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
@@ -138,7 +137,7 @@ def test_layers_of_one_input_are_one_node(options, tolerance, make_policy, make_
     for policy in (together, alone):
         direction = {name: d.to(policy.adapter()[name]) for name, d in random_direction(policy).items()}
         for scale in (0.0, -0.3):
-            with shifted(policy, direction, scale):
+            with policy.shifted(direction, scale):
                 logs = policy.log_probs(batch, rows)
                 loss, adapter = (logs.chosen - 0.5 * logs.rejected).sum(), [*policy.adapter().values()]
                 # torch recomputes selectively once.
@@ -249,7 +248,7 @@ def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
             d = {name: (along[name] / length).to(p) for name, p in policy.adapter().items()}
             pairs = step_pairs(policy, batch)
             parts = [*u_and_gradient(pairs), vnet_gradient(policy, pairs, meta)]
-            with shifted(policy, d, -0.1):
+            with policy.shifted(d, -0.1):
                 parts += u_and_gradient(step_pairs(policy, batch))
             parts += [pairs.along(d), CentralDifference(0.1).coefficients(pairs, d)]
             found[way].append([part.double() for part in parts])
@@ -273,7 +272,7 @@ def test_a_shift_below_the_resolution_of_the_weights_moves_the_outputs(options, 
     layer.base_layer.weight.data.zero_()  # or the output's rounding would drown LoRA's
     with torch.no_grad():
         y = layer(x).double()
-        with shifted(policy, direction, scale):
+        with policy.shifted(direction, scale):
             moved = layer(x).double()
     a, b = (policy.adapter()[name].detach().double() for name in names)
     da, db = (direction[name].double() for name in names)
@@ -293,7 +292,7 @@ def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
     direction = random_direction(policy)
     before = gradient(step_pairs(policy, batch))
     for scale in (0.0, -0.3):
-        with shifted(policy, direction, scale):
+        with policy.shifted(direction, scale):
             kept = step_pairs(policy, batch, KeptStepPairs, 2)
             again = step_pairs(policy, batch, micro_batch_size=2)
             a, b = gradient(kept), gradient(again)

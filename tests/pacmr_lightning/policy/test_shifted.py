@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.policy import PolicyModel, model
 
 from ..conftest import SHAPE
@@ -36,7 +35,7 @@ def test_equal_to_a_changed_model(name, checkpointing, layout, make_policy, make
         for key, parameter in changed.adapter().items():
             parameter.add_(direction[key], alpha=-0.3)
     before, reference = {k: p.clone() for k, p in policy.adapter().items()}, policy.reference_log_probs(batch)
-    with shifted(policy, direction, -0.3):
+    with policy.shifted(direction, -0.3):
         found, found_gradient = policy.log_probs(batch), gradient(policy, batch)
         assert torch.equal(policy.reference_log_probs(batch).chosen, reference.chosen), "it does not move"
     truth = changed.log_probs(batch)
@@ -58,7 +57,7 @@ def test_an_exception_leaves_nothing_behind(make_policy, make_batch, monkeypatch
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="middle"):
         patch.setattr(policy.model.base_model.layers[1], "forward", fails)
-        with shifted(policy, direction, 1.0):
+        with policy.shifted(direction, 1.0):
             policy.log_probs(batch)
     after = policy.log_probs(batch)
     assert torch.equal(before.chosen, after.chosen) and torch.equal(before.rejected, after.rejected)
@@ -76,8 +75,8 @@ def test_lora_on_experts_is_refused_by_name(make_batch, tmp_path, monkeypatch):
     assert said[0].startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
     assert torch.isfinite(policy.log_probs(make_batch(1)).chosen).all()
     with pytest.raises(UserError, match=r"layers\.0\.mlp\S* .*\[k_proj, o_proj, q_proj, v_proj\]"):
-        shifted(policy, random_direction(policy), 1.0).__enter__()
+        policy.shifted(random_direction(policy), 1.0).__enter__()
     plain = PolicyModel(mixtral, rank=2, target_modules=["k_proj", "o_proj", "q_proj", "v_proj"])
     plain.build()
-    with shifted(plain, random_direction(plain), 1.0):
+    with plain.shifted(random_direction(plain), 1.0):
         assert torch.isfinite(plain.log_probs(make_batch(1)).chosen).all()
