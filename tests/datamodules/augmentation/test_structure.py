@@ -54,6 +54,7 @@ def frame(text):
 )
 def test_contents(text, expected):
     assert contents(text) == expected
+    assert joined(cut(text)) == text
 
 
 def test_the_frame_of_a_post_and_of_a_transcript():
@@ -79,6 +80,7 @@ def test_the_frame_of_a_post_and_of_a_transcript():
 def test_sentences(line, expected):
     parts = prompt_sentences(line, lambda text: True)
     assert [part.text for part in parts if part.content] == expected
+    assert joined(parts) == line
 
 
 def test_long_sentences_are_cut_at_commas_and_then_between_words():
@@ -138,5 +140,6 @@ def test_real_prompts(shared_data, file, marks):
     assert len(rows) > 1000
     for row in rows:
         prompt = split_row(row.get("prompt"), row["chosen"], row["rejected"]).prompt
+        assert joined(cut(prompt)) == prompt
         assert re.findall(marks, "".join(frame(prompt))) == re.findall(marks, prompt)
         assert not any(looks_like_frame(text) or "\n" in text for text in contents(prompt))
