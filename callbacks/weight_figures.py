@@ -11,11 +11,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit
 from torch import Tensor
 
-from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, save_surface, slope_and_offset
+from pacmr_lightning.analysis.surface import Surface, density, grid, save_surface, slope_and_offset
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import save_figure
 from pacmr_lightning.modules.schedule import datamodule
+from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting import VNet
 
@@ -179,7 +180,7 @@ class WeightDistributions(VisitFigures):
         differ = visits.weight.min() < visits.weight.max()
         columns = {"u": visits.u, "delta": visits.delta} | ({"g": visits.weight} if differ else {})
         for column, values in columns.items():
-            for name, group in figures.weights_by_flip(values, visits.flipped).items():
+            for name, group in visits.by_flip(values).items():
                 log_histogram(trainer, f"{PAIR_WEIGHTS}/{name}/{column}", group)
         known = visits.flipped != UNKNOWN
         flipped = visits.flipped[known] == 1
@@ -188,7 +189,7 @@ class WeightDistributions(VisitFigures):
             scores |= {"low_weight": 1 - visits.weight[known]} if differ else {}
             log_figure(trainer, "flips", figures.draw_precision_recall(flipped, scores))
         if differ:
-            figure = figures.draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
+            figure = figures.draw_weight_distributions(visits, trainer.global_step)
             self.put(trainer, "distributions", self.files[0] if to_files else None, figure)
         elif to_files and visits.weight[0] != 1:  # users expect no figure of unweighted pairs
             rank_zero_info(

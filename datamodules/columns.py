@@ -1,5 +1,6 @@
 """Columns of rows of data, and the checks of their values."""
 
+import hashlib
 import json
 import math
 import re
@@ -16,7 +17,6 @@ from datasets import Features, List, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, looks_like_messages, messages_of, template_options
-from .sampling import text_hash
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
@@ -329,3 +329,8 @@ def checked(
         yield clean
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
+
+
+def text_hash(text: str) -> str:
+    """Return 16 hexadecimal digits of BLAKE2b."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -14,10 +14,11 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy.chat_template import render
 
 from .chat import decode_messages
+from .columns import text_hash
 from .reading import values_of
-from .sampling import stratified_sample, text_hash
+from .sampling import stratified_sample
 from .sources import Source
-from .tokenizer import Tokenization, prompt_tokens
+from .tokenization import Tokenization, prompt_tokens
 
 
 @dataclass(frozen=True)

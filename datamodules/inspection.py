@@ -13,9 +13,9 @@ from pacmr_lightning.batch import Segment
 from pacmr_lightning.evaluation.generation import decode_response
 
 from .sources import Source, Split
-from .tokenization import token_warnings, tokenize_pairs
+from .token_report import token_warnings
+from .tokenization import Tokenization, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, part_lengths, row_bytes
-from .tokenizer import Tokenization
 
 _PARTS = ["prompt", "chosen", "rejected"]
 _COLUMNS = [f"{part}_ids" for part in _PARTS]

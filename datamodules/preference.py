@@ -27,9 +27,10 @@ from .noise.groups import AnnotatorNoise
 from .sampling import stratified_sample
 from .sources import DEFAULT_SEED, Source
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares
-from .tokenization import NO_AUGMENTED_PROMPT, OWN_NUMBERS, summary_line, token_warnings, tokenize_pairs
+from .token_report import NO_AUGMENTED_PROMPT, summary_line, token_warnings
+from .tokenization import OWN_NUMBERS, Tokenization, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs, check_model, row_bytes, tokens_digest
-from .tokenizer import Tokenization, load_tokenizer
+from .tokenizer import load_tokenizer
 
 _TEXTS = "texts of the training pairs"
 """Name of their hash in ``fit_options``."""

@@ -14,11 +14,6 @@ def unit_hash(text: str, seed: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def text_hash(text: str) -> str:
-    """Return 16 hexadecimal digits of BLAKE2b."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def stratified_sample(
     names: Sequence[str], categories: Sequence[str | None], size: int, seed: int
 ) -> list[int]:

@@ -22,9 +22,10 @@ from pacmr_lightning.policy.positions import check_tokens
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader
-from .tokenization import summary_line, token_warnings, tokenize_completions
+from .token_report import summary_line, token_warnings
+from .tokenization import Tokenization, tokenize_completions
 from .tokenized_pairs import largest_token, part_lengths, tokens_digest
-from .tokenizer import Tokenization, load_tokenizer, train_tokenizer
+from .tokenizer import load_tokenizer, train_tokenizer
 
 _COLUMNS = ("prompt_ids", "completion_ids")
 

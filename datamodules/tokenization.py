@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
-from pacmr_lightning.policy.chat_template import Rendered, render, template_warnings
+from pacmr_lightning.policy.chat_template import Rendered, end_tokens, render
 
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
@@ -20,37 +20,18 @@ from .augmentation.structure import texts_of, with_texts
 from .chat import decode_messages, template_options
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
 from .reading import response_text
-from .split_prompt import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION
-from .tokenizer import LEAST, Tokenization, prompt_tokens, response_tokens, tokenizer_digest
+from .token_report import CHANGED, CUT, EMPTY, NO_AUGMENTED_PROMPT, REASONS, SPECIAL, TWO_BOS
+from .tokenizer import tokenizer_digest
 
 _LAYOUT = 14
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
-_EMPTY = {1: "empty completion", 2: "empty response"}
-"""Reason by number of responses."""
-REASONS = (
-    "too long",
-    _EMPTY[2],
-    "equal responses",
-    DIFFERENT_PROMPTS,
-    NO_COMMON_PROMPT,
-    NO_ANSWER,
-    _EMPTY[1],
-    "empty prompt",
-    NO_COMPLETION,
-)
-"""Reasons to drop a row."""
-NO_AUGMENTED_PROMPT = "no augmented prompt"
-"""Count of kept pairs whose augmented prompt is missing, too long or the same tokens."""
+Tokenization = Literal["default", "openrlhf"]
+"""Whose rules make rows to tokens: the project's, or those of OpenRLHF's datasets."""
 
-CHANGED = "changed messages"
-"""Count of kept rows of which the chat template changes or leaves out a text."""
-TWO_BOS = "two BOS"
-"""Count of kept rows whose prompt begins with BOS twice."""
-SPECIAL = "special tokens"
-"""Count of kept rows with a special token of the tokenizer inside of a text."""
-CUT = "cut responses"
-"""Count of kept rows with a response that ``max_length`` cuts, by OpenRLHF's rules."""
+LEAST = 3
+"""Tokens that a prompt must leave of ``max_length``, by OpenRLHF's rules."""
+
 OWN_NUMBERS = ("eta", *VOTES, "weight", "p_right")
 """Numbers of rows, None where missing."""
 
@@ -181,7 +162,7 @@ def _tokenize_rows(
             if chat
             else [Rendered(prompt, text, False) for text in plain]
         )
-        empty = None if all(text.strip() for text in plain) else _EMPTY[count]
+        empty = None if all(text.strip() for text in plain) else EMPTY[count]
         # A prompt that is a text may be a conversation that was rendered before.
         odd = any(special.search(str(message.get("content") or "")) for message in messages)
         ends = filter(None, map(special.search, plain))
@@ -271,7 +252,7 @@ def _tokenize_pairs(
 def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int, least: int) -> str | None:
     # One token is EOS alone: the tokenizer made nothing of the text.
     if min(map(len, responses)) == 1:
-        return _EMPTY[len(responses)]
+        return EMPTY[len(responses)]
     if len(responses) == 2 and responses[0] == responses[1]:
         return "equal responses"
     if not prompt:
@@ -284,48 +265,96 @@ def _reworded(prompt: str, chat: bool) -> str:
     return with_texts(prompt, chat, [rewording.reword(text) for text in texts_of(prompt, chat)])
 
 
-def token_warnings(
-    tokenizer: PreTrainedTokenizerBase, rows: Dataset, tokens: Dataset, place: str
-) -> Iterator[str]:
-    """Yield a sentence for each oddity of the tokens of a split's rows, which it calls ``place``."""
-    if any(rows["chat"][:]):
-        yield from template_warnings(tokenizer)
-        found = rows.data.column("template_fields").unique().to_pylist()
-        fields = {field for names in found if names for field in names.split()}
-        template = str(tokenizer.chat_template)
-        if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
-            name = repr(tokenizer.name_or_path)
-            yield f"The chat template of {name} does not read {', '.join(unread)} of the rows."
-    sentences = {
-        CHANGED: (
-            "the chat template changes or leaves out a text of the messages in {0} rows ({1} for one), so "
-            "the model learns what the template writes; change the rows, or take another template."
-        ),
-        SPECIAL: (
-            "{0} rows have a special token, such as {2.eos_token}, inside of a text ({1} for one), which is "
-            "read as that token; take it out of the texts."
-        ),
-        TWO_BOS: "{0} prompts begin with BOS ({2.bos_token}) twice ({1} for one); take it out of the texts.",
-    }
-    odd = list(zip(tokens["id"][:], tokens["odd"][:], strict=True))
-    for name, sentence in sentences.items():
-        if ids := [pair for pair, found in odd if name in found]:
-            count = f"{len(ids)} of {len(odd)}"
-            yield f"{place}: {sentence.format(count, ids[0], tokenizer)}"
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    chat: Sequence[bool] | None = None,
+    tokenization: Tokenization = "default",
+) -> list[list[int]]:
+    """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing.
+
+    With OpenRLHF's rules no prompt gets BOS.
+    """
+    before = [] if tokenization == "openrlhf" else _added_before(tokenizer)
+    chat = [False] * len(prompts) if chat is None else chat
+    return [
+        ids if is_chat or ids[: len(before)] == before else [*before, *ids]
+        for ids, is_chat in zip(_encode(tokenizer, prompts), chat, strict=True)
+    ]
 
 
-def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pairs") -> str:
-    """Return a line on the kept and dropped rows of a split."""
-    dropped = [f"{counts[reason]} {reason}" for reason in REASONS if reason in counts]
-    parts = [f"{counts['kept']} of {counts['rows']} {noun} kept"]
-    if dropped:
-        parts.append(f"dropped: {', '.join(dropped)}")
-    if CUT in counts:
-        parts.append(f"{counts[CUT]} cut at max_length")
-    if counts.get("flipped"):
-        parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
-    if "easiest" in counts:
-        parts.append(f"the {counts['easiest']} easiest of them, from easy to difficult")
-    if counts.get(NO_AUGMENTED_PROMPT) and split == "train":
-        parts.append(f"{counts[NO_AUGMENTED_PROMPT]} without an augmented prompt")
-    return f"{name}, {split}: " + "; ".join(parts)
+def response_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    responses: list[str],
+    tokenization: Tokenization = "default",
+) -> list[list[int]]:
+    """Return the token ids of responses after their prompts, each with one end token.
+
+    The ids are those that follow the prompt's in prompt + response, so that a SentencePiece tokenizer adds no
+    space, as in TRL. If a token spans the boundary, TRL cuts the prompt before it; here the response is
+    encoded apart, so the prompt keeps the tokens of ``predict``. A response that ends in none of
+    ``end_tokens`` gets EOS; of several, the chat template's is kept. OpenRLHF instead strips newlines from
+    the end and adds a space and EOS, as text, where the response does not end in EOS.
+    """
+    ends = end_tokens(tokenizer)
+    marks = tuple(tokenizer.convert_ids_to_tokens(ends))
+    if tokenization == "openrlhf":
+        eos, responses = tokenizer.eos_token, [text.rstrip("\n") for text in responses]
+        responses = [text if text.endswith(eos) else f"{text} {eos}" for text in responses]
+    else:
+        # A newline after the end of a turn is not trained on.
+        responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
+    pairs = list(zip(prompts, responses, strict=True))
+    prompt_ids = _encode(tokenizer, prompts)
+    whole = _encode(tokenizer, [prompt + response for prompt, response in pairs])
+    found = [_following(*ids) for ids in zip(prompt_ids, whole, strict=True)]
+    apart = [i for i, ids in enumerate(found) if ids is None]
+    for i, ids in zip(apart, _encode_apart(tokenizer, [responses[i] for i in apart]), strict=True):
+        found[i] = ids
+    if tokenization == "openrlhf":
+        return [ids for ids in found if ids is not None]
+    return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
+
+
+def _following(before: list[int], whole: list[int]) -> list[int] | None:
+    return whole[len(before) :] if whole[: len(before)] == before else None
+
+
+def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Encode texts after a character that does not merge with them, so that no space is added."""
+    found: dict[str, list[int]] = {}
+    for anchor in ("\n", ".", "a", "0"):
+        left = [text for text in dict.fromkeys(texts) if text not in found]
+        [before] = _encode(tokenizer, [anchor])
+        for text, ids in zip(left, _encode(tokenizer, [anchor + text for text in left]), strict=True):
+            following = _following(before, ids)
+            if following is not None:
+                found[text] = following
+    left = [text for text in dict.fromkeys(texts) if text not in found]
+    found |= zip(left, _encode(tokenizer, left), strict=True)
+    return [found[text] for text in texts]
+
+
+def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
+    length = len(ids)
+    while length and ids[length - 1] in ends:
+        length -= 1
+    return [*ids[:length], next((end for end in ends if end in ids[length:]), eos)]
+
+
+def _added_before(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
+    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+    return full[:start]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    # Many pairs share a prompt, and encoding takes most of the time.
+    unique = list(dict.fromkeys(texts))
+    # verbose=False: no warning about the model's length, since long pairs are dropped.
+    encoded = tokenizer(unique, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    ids = dict(zip(unique, encoded["input_ids"], strict=True))
+    return [ids[text] for text in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,7 @@ class TokenizedPairs:
         self.rows = rows
         self.pad_id = pad_id
         self.swapped = [False] * len(rows) if swapped is None else list(swapped)
-        self.flipped = flip_flags(rows["flipped"][:], swapped)
-        """N values: 1 wrong label, 0 right label, -1 unknown."""
+        self._noisy = swapped is not None
         self.annotators = annotators
         self.reference: np.ndarray | None = None
         """(N, 2) cached reference log-probabilities of chosen and rejected as trained."""
@@ -51,6 +51,11 @@ class TokenizedPairs:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def flipped(self) -> list[int]:
+        """N values: 1 wrong label, 0 right label, -1 unknown."""
+        return flip_flags(self.rows["flipped"][:], self.swapped if self._noisy else None)
 
     @property
     def p_right(self) -> list[float | None]:
@@ -76,10 +81,10 @@ class TokenizedPairs:
 
     def select(self, indices: Sequence[int]) -> TokenizedPairs:
         """Return some of the pairs, with their noise."""
+        swapped = [self.swapped[i] for i in indices] if self._noisy else None
         who = None if self.annotators is None else [self.annotators[i] for i in indices]
-        chosen = TokenizedPairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
-        chosen.swapped = [self.swapped[i] for i in indices]
-        chosen.flipped = [self.flipped[i] for i in indices]
+        rows = self.rows.select(indices, keep_in_memory=True)
+        chosen = TokenizedPairs(rows, self.pad_id, swapped, who)
         chosen.reference = None if self.reference is None else self.reference[list(indices)]
         return chosen
 

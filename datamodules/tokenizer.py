@@ -1,10 +1,9 @@
-"""A model's tokenizer: loading or training it, and the tokens of prompts and responses."""
+"""A model's tokenizer: loading it, training one, and its digest."""
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftConfig
@@ -14,14 +13,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import expanded
-from pacmr_lightning.policy.chat_template import end_tokens
 from pacmr_lightning.policy.hub_access import locate, pretrained
-
-Tokenization = Literal["default", "openrlhf"]
-"""Whose rules make rows to tokens: the project's, or those of OpenRLHF's datasets."""
-
-LEAST = 3
-"""Tokens that a prompt must leave of ``max_length``, by OpenRLHF's rules."""
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 SMALLEST = 256 + 3
@@ -87,101 +79,6 @@ def _holds(place: str, file: str) -> bool:
         return cached_file(place, file, _raise_exceptions_for_missing_entries=False) is not None
     except OSError:
         return False
-
-
-def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
-    chat: Sequence[bool] | None = None,
-    tokenization: Tokenization = "default",
-) -> list[list[int]]:
-    """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing.
-
-    With OpenRLHF's rules no prompt gets BOS.
-    """
-    before = [] if tokenization == "openrlhf" else _added_before(tokenizer)
-    chat = [False] * len(prompts) if chat is None else chat
-    return [
-        ids if is_chat or ids[: len(before)] == before else [*before, *ids]
-        for ids, is_chat in zip(_encode(tokenizer, prompts), chat, strict=True)
-    ]
-
-
-def response_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
-    responses: list[str],
-    tokenization: Tokenization = "default",
-) -> list[list[int]]:
-    """Return the token ids of responses after their prompts, each with one end token.
-
-    The ids are those that follow the prompt's in prompt + response, so that a SentencePiece tokenizer adds no
-    space, as in TRL. If a token spans the boundary, TRL cuts the prompt before it; here the response is
-    encoded apart, so the prompt keeps the tokens of ``predict``. A response that ends in none of
-    ``end_tokens`` gets EOS; of several, the chat template's is kept. OpenRLHF instead strips newlines from
-    the end and adds a space and EOS, as text, where the response does not end in EOS.
-    """
-    ends = end_tokens(tokenizer)
-    marks = tuple(tokenizer.convert_ids_to_tokens(ends))
-    if tokenization == "openrlhf":
-        eos, responses = tokenizer.eos_token, [text.rstrip("\n") for text in responses]
-        responses = [text if text.endswith(eos) else f"{text} {eos}" for text in responses]
-    else:
-        # A newline after the end of a turn is not trained on.
-        responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
-    pairs = list(zip(prompts, responses, strict=True))
-    prompt_ids = _encode(tokenizer, prompts)
-    whole = _encode(tokenizer, [prompt + response for prompt, response in pairs])
-    found = [_following(*ids) for ids in zip(prompt_ids, whole, strict=True)]
-    apart = [i for i, ids in enumerate(found) if ids is None]
-    for i, ids in zip(apart, _encode_apart(tokenizer, [responses[i] for i in apart]), strict=True):
-        found[i] = ids
-    if tokenization == "openrlhf":
-        return [ids for ids in found if ids is not None]
-    return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
-
-
-def _following(before: list[int], whole: list[int]) -> list[int] | None:
-    return whole[len(before) :] if whole[: len(before)] == before else None
-
-
-def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Encode texts after a character that does not merge with them, so that no space is added."""
-    found: dict[str, list[int]] = {}
-    for anchor in ("\n", ".", "a", "0"):
-        left = [text for text in dict.fromkeys(texts) if text not in found]
-        [before] = _encode(tokenizer, [anchor])
-        for text, ids in zip(left, _encode(tokenizer, [anchor + text for text in left]), strict=True):
-            following = _following(before, ids)
-            if following is not None:
-                found[text] = following
-    left = [text for text in dict.fromkeys(texts) if text not in found]
-    found |= zip(left, _encode(tokenizer, left), strict=True)
-    return [found[text] for text in texts]
-
-
-def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
-    length = len(ids)
-    while length and ids[length - 1] in ends:
-        length -= 1
-    return [*ids[:length], next((end for end in ends if end in ids[length:]), eos)]
-
-
-def _added_before(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
-    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-    return full[:start]
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    if not texts:
-        return []
-    # Many pairs share a prompt, and encoding takes most of the time.
-    unique = list(dict.fromkeys(texts))
-    # verbose=False: no warning about the model's length, since long pairs are dropped.
-    encoded = tokenizer(unique, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    ids = dict(zip(unique, encoded["input_ids"], strict=True))
-    return [ids[text] for text in texts]
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -36,7 +36,8 @@ from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.reading import response_text
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.token_report import summary_line
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward_model import classified, judged_tokens

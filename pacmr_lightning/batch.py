@@ -1,8 +1,7 @@
 """Batches of preference pairs.
 
 A pair is one row of tokens, ``prompt + chosen + rejected``, so the prompt is stored and computed once.
-``policy/token_layout.py`` makes position ids, ``policy/attention.py`` a mask: a response sees the prompt and
-itself only.
+``policy/token_layout.py`` makes position ids and a mask: a response sees the prompt and itself only.
 """
 
 from __future__ import annotations

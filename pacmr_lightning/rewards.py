@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .batch import LogProbs, PairBatch, Segment
+from .batch import UNKNOWN, LogProbs, PairBatch, Segment
 
 
 @dataclass
@@ -111,3 +112,23 @@ class PairRecord:
     """(N,) offset b(z), None if the weighting has none."""
     flipped: Tensor
     """(N,) 1 flipped, 0 not flipped, -1 unknown."""
+
+
+@dataclass
+class Visits:
+    """Records of the N pairs that were visited last, as arrays on the CPU."""
+
+    u: np.ndarray
+    """(N,), like the others."""
+    delta: np.ndarray
+    weight: np.ndarray
+    flipped: np.ndarray
+    """1 flipped, 0 not flipped, -1 unknown."""
+
+    def by_flip(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Split (N,) values by "unflipped", "flipped" and "unknown"; "all" if all are unknown."""
+        if (self.flipped == UNKNOWN).all():
+            return {"all": values}
+        groups = {"unflipped": 0, "flipped": 1, "unknown": UNKNOWN}
+        found = {name: values[self.flipped == flag] for name, flag in groups.items()}
+        return {name: group for name, group in found.items() if len(group)}

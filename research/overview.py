@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pacmr_lightning.analysis.figures import GROUPS, weights_by_flip
+from pacmr_lightning.analysis.figures import GROUPS
 from pacmr_lightning.analysis.surface import Surface, load_surface
 
 from . import command, write_png
@@ -27,7 +27,7 @@ CURVES: dict[str, tuple[str, str, float]] = {
     "first": ("DPO, one epoch, β 1", "0.55", 0.0),
 }
 """Label, colour, and what the label is moved up by, of each method."""
-UNFLIPPED, FLIPPED = (GROUPS[name][1] for name in ("unflipped", "flipped"))
+UNFLIPPED, FLIPPED = GROUPS["unflipped"], GROUPS["flipped"]
 
 
 def held_out() -> pd.DataFrame:
@@ -53,14 +53,12 @@ def draw_weights(axis: Axes, margin: Axes, surface: Surface) -> None:
     visits = surface.visits
     row = np.searchsorted(surface.delta, np.median(visits.delta)).clip(0, len(surface.g) - 1)
     shown = surface.u[[0, -1]]
-    groups = {name: GROUPS[name] for name in weights_by_flip(visits.weight, visits.flipped)}
-    counts, bins = {}, np.linspace(*shown, 41).tolist()
-    for name, (value, _) in groups.items():
-        counts[name] = np.histogram(visits.u[visits.flipped == value], bins)[0]
+    bins = np.linspace(*shown, 41).tolist()
+    counts = {name: np.histogram(u, bins)[0] for name, u in visits.by_flip(visits.u).items()}
     tallest = max(count.max() for count in counts.values())
-    for name, (value, color) in groups.items():
+    for name, weight in visits.by_flip(visits.weight).items():
+        color = GROUPS[name]
         axis.stairs(0.35 * counts[name] / tallest, bins, fill=True, color=color, alpha=0.55)
-        weight = visits.weight[visits.flipped == value]
         margin.hist(weight, np.linspace(0, 1, 21).tolist(), orientation="horizontal", color=color, alpha=0.55)
         mean = weight.mean(dtype=float)
         margin.axhline(mean, color=color, lw=1.2, ls="--")

@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.token_report import summary_line
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.files import write_frame

@@ -14,8 +14,8 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
+from ..columns import text_hash
 from ..reading import numbered_rows, values_of
-from ..sampling import text_hash
 
 _IDS = "pair_ids"
 RULES = "rules"

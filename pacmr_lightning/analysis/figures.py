@@ -13,13 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from mpl_toolkits.mplot3d import Axes3D
 from scipy.ndimage import gaussian_filter
 
-from ..batch import UNKNOWN
 from ..modules.metrics import weight_gap
+from ..rewards import Visits
 from .surface import Surface
 
 BINS = np.linspace(0, 1, 31).tolist()
-GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
-"""Value of ``flipped`` and colour of each distribution (Okabe and Ito)."""
+GROUPS = {"unflipped": "#0072B2", "flipped": "#D55E00", "unknown": "0.5", "all": "#0072B2"}
+"""Colour of each group of ``Visits.by_flip`` (Okabe and Ito)."""
 SCORES = {"low_weight": "black", "low_u": "#0072B2"}
 """Colour of each score of flips."""
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
@@ -33,20 +33,12 @@ OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
 """Outline that makes white lines visible on any background."""
 
 
-def weights_by_flip(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
-    """Split (N,) weights by ``flipped`` (1, 0, or -1 for unknown); "all" if all are unknown."""
-    if (flipped == UNKNOWN).all():
-        return {"all": weight}
-    groups = {name: weight[flipped == value] for name, (value, _) in GROUPS.items()}
-    return {name: values for name, values in groups.items() if len(values)}
-
-
-def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
-    """Draw densities of (N,) weights by label, with a dashed line at each mean."""
-    groups = weights_by_flip(weight, flipped)
+def draw_on(axis: Axes, visits: Visits) -> None:
+    """Draw densities of the weights by label, with a dashed line at each mean."""
+    groups = visits.by_flip(visits.weight)
     means = []
     for name, values in groups.items():
-        color, mean = GROUPS.get(name, GROUPS["unflipped"])[1], values.mean(dtype=float)
+        color, mean = GROUPS[name], values.mean(dtype=float)
         label = f"{name} ({len(values):,}), mean {mean:.2f}"
         axis.hist(values, BINS, density=True, color=color, alpha=0.5, label=label)
         means.append((mean, color))
@@ -55,18 +47,18 @@ def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
         axis.vlines(mean, 0, top, color=color, linestyle="--", linewidth=1.4)
     axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, 1))
     axis.set_ylim(0, (1.25 + 0.13 * len(groups)) * top)  # room for the legend
-    gap = weight_gap(torch.tensor(weight), torch.tensor(flipped))["gap"]
+    gap = weight_gap(torch.tensor(visits.weight), torch.tensor(visits.flipped))["gap"]
     title = None if gap is None else f"gap {gap:.2f}"
     fonts = {"fontsize": 9, "title_fontsize": 9}
     axis.legend(title=title, frameon=False, loc="upper left", borderaxespad=0.2, alignment="left", **fonts)
 
 
-def draw_weight_distributions(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
-    """Draw the figure of (N,) weights of pairs visited up to policy update ``step``."""
+def draw_weight_distributions(visits: Visits, step: int) -> Figure:
+    """Draw the figure of the weights of pairs visited up to policy update ``step``."""
     figure = Figure(figsize=(4.8, 3.4), layout="constrained")
     axis = figure.add_subplot()
-    draw_on(axis, weight, flipped)
-    axis.set_title(f"Last {len(weight):,} pairs to step {step:,}", fontsize=10)
+    draw_on(axis, visits)
+    axis.set_title(f"Last {len(visits.weight):,} pairs to step {step:,}", fontsize=10)
     return figure
 
 
@@ -143,7 +135,7 @@ def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
     cells = rows[len(NAMES)].subgridspec(1, columns, wspace=0.25)
     for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
         axis = figure.add_subplot(cells[place])
-        draw_on(axis, surface.visits.weight, surface.visits.flipped)
+        draw_on(axis, surface.visits)
         axis.set_title(f"Weights, {heading}", fontsize=10)
         if place:
             axis.set_ylabel("")
@@ -164,12 +156,13 @@ def draw_weight_function(surface: Surface, start: tuple[float, float]) -> Figure
     figure.subplots_adjust(left=0.12, right=0.97, bottom=0.15, top=0.9)
     axis = figure.add_subplot(xlim=(u[0], u[-1]), ylim=(0, 1), xlabel=LABELS[1], ylabel="Weight $g$")
     edges = np.linspace(u[0], u[-1], 41)
-    groups = weights_by_flip(visits.u, visits.flipped)
+    groups = visits.by_flip(visits.u)
     counts = {name: np.histogram(values, edges)[0] for name, values in groups.items()}
     tallest = max(1, *(int(count.max()) for count in counts.values()))
     for name, count in counts.items():
-        color = GROUPS.get(name, GROUPS["unflipped"])[1]
-        axis.stairs(0.25 * count / tallest, edges, fill=True, color=color, alpha=0.5, label=f"u, {name}")
+        axis.stairs(
+            0.25 * count / tallest, edges, fill=True, color=GROUPS[name], alpha=0.5, label=f"u, {name}"
+        )
     between = g[low : high + 1]
     axis.fill_between(u, between.min(0), between.max(0), color="0.2", alpha=0.25, label="10 to 90% of Δ")
     axis.plot(u, g[middle], color="black", linewidth=2, label=f"g at the median Δ = {quantiles[1]:.2g}")

@@ -10,22 +10,11 @@ from scipy.special import expit
 
 from ..errors import UserError
 from ..files import local_path, replacing
+from ..rewards import Visits
 from ..runs.folder import ANALYSIS
 
 TAILS = (0.005, 0.995)
 """Quantiles of the visits that the grid covers."""
-
-
-@dataclass
-class Visits:
-    """Recently visited pairs: (N,) reward margin and sum before the update, weight and label."""
-
-    u: np.ndarray
-    delta: np.ndarray
-    weight: np.ndarray
-    """Before normalization."""
-    flipped: np.ndarray
-    """1 flipped, 0 not flipped, -1 unknown."""
 
 
 @dataclass

@@ -12,7 +12,8 @@ from scipy.special import log_expit
 
 from ..analysis.last_pass import last_pass
 from ..batch import UNKNOWN
-from ..datamodules.tokenization import summary_line, token_warnings, tokenize_pairs
+from ..datamodules.token_report import summary_line, token_warnings
+from ..datamodules.tokenization import tokenize_pairs
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError

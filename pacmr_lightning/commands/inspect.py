@@ -8,8 +8,9 @@ from rich.table import Table
 from ..command_line.output import plain_table, print_result
 from ..datamodules.inspection import LEGEND, inspect_pairs, show_rows
 from ..datamodules.sources import Source, Split
-from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
-from ..datamodules.tokenizer import Tokenization, load_tokenizer
+from ..datamodules.token_report import NO_AUGMENTED_PROMPT, REASONS
+from ..datamodules.tokenization import Tokenization
+from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError, check_at_least
 from ..files import local_path, write_json
 from ..waiting import waiting

@@ -18,12 +18,11 @@ from torch import Tensor
 from ..batch import MicroBatchSize, PairBatch
 from ..objectives import Objective
 from ..policy import PolicyModel
-from ..policy.lora_layer import PerPair, TokensOfPairs, UnsupportedLoraError
+from ..policy.lora_layer import UnsupportedLoraError
 from ..policy.memory import ram
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
 from ..strategies.ranks import min_over_ranks, ranks
-from ..strategies.sharding import shape
 from .gradient import Direction, add_gradient
 
 FREE = 0.8
@@ -64,7 +63,7 @@ class StepPairs(ABC):
     Args:
         policy: at omega; it is not changed.
         objective: the per-pair loss l.
-        batch: N pairs with reference log-probabilities.
+        batch: N pairs; reference log-probabilities that it lacks are computed.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
     """
 
@@ -74,9 +73,12 @@ class StepPairs(ABC):
     micro_batch_size: MicroBatchSize
 
     def __post_init__(self) -> None:
-        parts = self.batch.micro_batches(self.micro_batch_size)
-        self.parts = [(part, self.policy.rows(part)) for part in parts]
-        """By forward pass, with their rows."""
+        self.parts: list[tuple[PairBatch, Rows]] = []
+        """By forward pass, with reference log-probabilities, and their rows."""
+        for part in self.batch.micro_batches(self.micro_batch_size):
+            rows = self.policy.rows(part)
+            reference = self.policy.reference_log_probs(part, rows)
+            self.parts.append((part.with_reference(reference), rows))
 
     @staticmethod
     def of(
@@ -125,6 +127,16 @@ class StepPairs(ABC):
         rewards = Rewards.of(self.policy.log_probs(part, rows), part, self.objective.beta)
         return rewards, self.objective(rewards)
 
+    def each_gradient(
+        self, part: PairBatch, rows: Rows, direction: Direction | None = None
+    ) -> tuple[Rewards, Tensor, Direction]:
+        """Return rewards, (n,) losses and ``single_gradients`` of l_i of one of ``parts``, from one pass."""
+        with self.policy.single_gradients(rows, direction) as each, torch.enable_grad():
+            rewards, losses = self.forward(part, rows)
+            # Reaches all layers, and returns nothing.
+            torch.autograd.grad(losses.sum(), [*self.policy.adapter().values()], allow_unused=True)
+        return rewards.detach(), losses.detach(), each
+
 
 @dataclass
 class _LivePart(Part):
@@ -151,7 +163,7 @@ class RecomputedStepPairs(StepPairs):
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
-        found = (each_gradient(self, part, rows, direction) for part, rows in self.parts)
+        found = (self.each_gradient(part, rows, direction) for part, rows in self.parts)
         return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots in found])
 
 
@@ -171,7 +183,7 @@ class KeptStepPairs(StepPairs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kept = [_KeptPart(part, *each_gradient(self, part, rows)) for part, rows in self.parts]
+        self.kept = [_KeptPart(part, *self.each_gradient(part, rows)) for part, rows in self.parts]
 
     def __iter__(self) -> Iterator[Part]:
         """No pass."""
@@ -181,46 +193,6 @@ class KeptStepPairs(StepPairs):
         """Multiply the kept gradients."""
         dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.each.items()] for p in self.kept]
         return torch.cat([torch.stack(part).sum(0) for part in dots])
-
-
-def each_gradient(
-    pairs: StepPairs, part: PairBatch, rows: Rows, direction: Direction | None = None
-) -> tuple[Rewards, Tensor, Direction]:
-    """Return each pair's gradient of l_i by parameter, from one forward and one backward pass.
-
-    Args:
-        pairs: those of the step.
-        part: n of them, one of ``parts``.
-        rows: the same laid out.
-        direction: if given, of each gradient only its product with it is kept, (n,) by parameter.
-
-    Returns:
-        Rewards and (n,) losses, detached, and (n, *shape) gradients.
-
-    Raises:
-        UnsupportedLoraError: a LoRA layer does not see whole rows.
-    """
-    parameters, layers = pairs.policy.adapter(), pairs.policy.lora_layers()
-    tokens = TokensOfPairs(rows.token_pair, len(part))
-    taken = {
-        names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
-        for names in layers
-    }
-    try:
-        for names, layer in layers.items():
-            layer.per_pair = taken[names]
-        with torch.enable_grad():
-            rewards, losses = pairs.forward(part, rows)
-            # Reaches all layers, and returns nothing.
-            torch.autograd.grad(losses.sum(), [*parameters.values()], allow_unused=True)
-    finally:
-        for layer in layers.values():
-            layer.per_pair = None
-    each = {name: g for names, both in taken.items() for name, g in zip(names, both.found, strict=False)}
-    for name in parameters.keys() - each.keys():  # of layers that no token passes
-        size = shape(parameters[name]) if direction is None else ()
-        each[name] = parameters[name].new_zeros(len(part), *size)
-    return rewards.detach(), losses.detach(), each
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

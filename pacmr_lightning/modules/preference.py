@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..batch import LogProbs, MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
+from ..batch import MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
@@ -281,8 +281,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         # Line 2: train batch at omega.
-        scored, keep = train.with_reference(self._reference(train)), learns and self.weighting.keep_gradients
-        pairs = StepPairs.of(self.policy, self.objective, scored, self.micro_batch, keep=keep)
+        keep = learns and self.weighting.keep_gradients
+        pairs = StepPairs.of(self.policy, self.objective, train, self.micro_batch, keep=keep)
         # Lines 3 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
@@ -302,12 +302,6 @@ class PreferenceModule(Recorded, TrainedOnly):
             self._log_training()
         u, delta, weights = inner.rewards.u, inner.rewards.delta, inner.weights
         return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
-
-    def _reference(self, batch: PairBatch) -> LogProbs:
-        if batch.reference is not None:
-            return batch.reference
-        parts = batch.micro_batches(self.micro_batch)
-        return LogProbs.cat([self.policy.reference_log_probs(part) for part in parts])
 
     def _meta(self, batch: TrainingBatch) -> PairBatch:
         """Return the meta-batch of a VNet update; empty for a weighting without one."""

@@ -1,17 +1,15 @@
-"""Attention implementations and their token layouts and masks."""
+"""Attention implementations and their token layouts."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..batch import Segment
 from ..errors import UserError
 from .packed_attention import HALF, VARLEN
-from .token_layout import Layout, Rows
+from .token_layout import Layout
 
 AskedLayout = Literal["auto", "shared", "separate"]
 
@@ -100,47 +98,3 @@ def attention_plans(
     if asked == "auto" and packs(model, device):
         found.insert(0, AttentionPlan(VARLEN, "packed"))
     return found
-
-
-def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the transformer's forward arguments other than tokens and positions."""
-    if rows.real is not None:
-        return {"attention_mask": rows.real.long()}
-    if rows.packing is not None:
-        assert config.get_text_config()._attn_implementation == VARLEN
-        # transformers makes no mask where it is given one with 4 dimensions; this one is not used.
-        return {"attention_mask": rows.input_ids.new_zeros(1, 1, 1, 1), "packing": rows.packing}
-    return {"attention_mask": shared_mask(rows, config, dtype)}
-
-
-def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-    """Return the (R, 1, T, T) mask of shared rows; a dict for mixed layer types.
-
-    Sliding windows count positions, not columns.
-    """
-    config = config.get_text_config()
-    settings = config.to_dict()
-    window, kinds = settings.get("sliding_window"), set(settings.get("layer_types") or ())
-    segments, positions = rows.segment_ids, rows.position_ids
-    assert segments is not None and positions is not None
-    count, length = rows.input_ids.shape
-    device = rows.input_ids.device
-    prompt = int(Segment.PROMPT)
-
-    row = torch.arange(count, device=device)[:, None, None, None]
-    column = torch.arange(length, device=device)
-    query, key = column[:, None], column
-    own, other = segments[row, query], segments[row, key]
-    # Padding attends to itself only, which keeps its softmax finite.
-    seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
-
-    def prepared(limit: int | None) -> Tensor:
-        near = True if limit is None else positions[row, query] - limit < positions[row, key]
-        # Additive: SDPA would convert a boolean mask in every layer.
-        scores = torch.zeros(seen.shape, dtype=dtype, device=device)
-        return scores.masked_fill_(~(seen & near), torch.finfo(dtype).min)
-
-    limits = {"full_attention": None, "sliding_attention": window}
-    if len(kinds) > 1 and kinds <= limits.keys():
-        return {kind: prepared(limits[kind]) for kind in kinds}
-    return prepared(None if kinds and kinds != {"sliding_attention"} else window)

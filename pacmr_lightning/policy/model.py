@@ -19,12 +19,11 @@ from ..errors import UserError, check_at_least, check_within, first_line, is_out
 from ..files import expanded
 from ..recorded import Recorded
 from ..strategies.ranks import max_over_ranks
-from ..strategies.sharding import is_sharded
+from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
 from .attention import (
     AskedLayout,
     AttentionPlan,
-    attention_inputs,
     attention_of,
     check_attention,
     exclude_cudnn,
@@ -32,7 +31,7 @@ from .attention import (
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PolicyLora, WeightCasts
+from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, WeightCasts
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
@@ -300,6 +299,42 @@ class PolicyModel(Recorded, nn.Module):
             for layer in layers.values():
                 layer.shift = None
 
+    @contextmanager
+    def single_gradients(
+        self, rows: Rows, direction: Mapping[str, Tensor] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Take each pair's gradient from one forward and one backward pass inside, for a sum over pairs.
+
+        Args:
+            rows: N pairs, which both passes run.
+            direction: if given, of each gradient only its product with it is kept.
+
+        Yields:
+            By adapter parameter (N, *shape) gradients, or (N,) products; filled at the end.
+
+        Raises:
+            UnsupportedLoraError: a LoRA layer does not see whole rows.
+        """
+        found: dict[str, Tensor] = {}
+        layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
+        taken = {
+            names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
+            for names in layers
+        }
+        try:
+            for names, layer in layers.items():
+                layer.per_pair = taken[names]
+            yield found
+        finally:
+            for layer in layers.values():
+                layer.per_pair = None
+        for names, both in taken.items():
+            found |= zip(names, both.found, strict=False)
+        for name, parameter in self.adapter().items():
+            if name not in found:  # of a layer that no token passes
+                size = shape(parameter) if direction is None else ()
+                found[name] = parameter.new_zeros(rows.pairs, *size)
+
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""
         if self._digest is None:
@@ -339,12 +374,12 @@ class PolicyModel(Recorded, nn.Module):
         return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
     @torch.no_grad()
-    def reference_log_probs(self, batch: PairBatch) -> LogProbs:
+    def reference_log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
         """Return the batch's cached values, or compute them with the adapter off."""
         if batch.reference is not None:
             return batch.reference
         with self.reference():
-            return self.log_probs(batch)
+            return self.log_probs(batch, rows)
 
     @torch.no_grad()
     def judged(self, batch: PairBatch) -> PolicyAndReference:
@@ -410,7 +445,7 @@ class PolicyModel(Recorded, nn.Module):
         return self._casts[1]()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
-        inputs = attention_inputs(rows, self.model.config, self.model.dtype)
+        inputs = rows.attention_inputs(self.model.config, self.model.dtype)
         # Rotary frequencies by row need a row's own positions.
         if self._length_limit is not None or not rows.whole_logits:
             inputs["position_ids"] = rows.position_ids

@@ -1,4 +1,4 @@
-"""Token layouts of preference pairs, and where responses are predicted.
+"""Token layouts of preference pairs, their masks, and where responses are predicted.
 
 * shared: a row is prompt + chosen + rejected. Each response attends to the prompt and itself, and its
   positions continue the prompt's. On GPUs they are "packed" where that is possible: all pairs in one row
@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import LogProbs, PairBatch, Segment
 from .numerics import wide
-from .packed_attention import Packing
+from .packed_attention import VARLEN, Packing
 
 Layout = Literal["shared", "packed", "separate", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
@@ -50,6 +51,16 @@ class Rows:
     """Sequences of the row of packed pairs."""
     whole_logits: bool = False
     """Use the model's own logits, which it may transform, and its own positions."""
+
+    def attention_inputs(self, config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the transformer's forward arguments other than tokens and positions."""
+        if self.real is not None:
+            return {"attention_mask": self.real.long()}
+        if self.packing is not None:
+            assert config.get_text_config()._attn_implementation == VARLEN
+            # transformers makes no mask where it is given one with 4 dimensions; this one is not used.
+            return {"attention_mask": self.input_ids.new_zeros(1, 1, 1, 1), "packing": self.packing}
+        return {"attention_mask": shared_mask(self, config, dtype)}
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sum (K,) values of the response tokens by response."""
@@ -131,6 +142,39 @@ def shared_rows(batch: PairBatch) -> Rows:
         pairs=n,
         segment_ids=segments,
     )
+
+
+def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    """Return the (R, 1, T, T) mask of shared rows; a dict for mixed layer types.
+
+    Sliding windows count positions, not columns.
+    """
+    config = config.get_text_config()
+    settings = config.to_dict()
+    window, kinds = settings.get("sliding_window"), set(settings.get("layer_types") or ())
+    segments, positions = rows.segment_ids, rows.position_ids
+    assert segments is not None and positions is not None
+    count, length = rows.input_ids.shape
+    device = rows.input_ids.device
+    prompt = int(Segment.PROMPT)
+
+    row = torch.arange(count, device=device)[:, None, None, None]
+    column = torch.arange(length, device=device)
+    query, key = column[:, None], column
+    own, other = segments[row, query], segments[row, key]
+    # Padding attends to itself only, which keeps its softmax finite.
+    seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
+
+    def prepared(limit: int | None) -> Tensor:
+        near = True if limit is None else positions[row, query] - limit < positions[row, key]
+        # Additive: SDPA would convert a boolean mask in every layer.
+        scores = torch.zeros(seen.shape, dtype=dtype, device=device)
+        return scores.masked_fill_(~(seen & near), torch.finfo(dtype).min)
+
+    limits = {"full_attention": None, "sliding_attention": window}
+    if len(kinds) > 1 and kinds <= limits.keys():
+        return {kind: prepared(limits[kind]) for kind in kinds}
+    return prepared(None if kinds and kinds != {"sliding_attention"} else window)
 
 
 def separate_rows(batch: PairBatch) -> Rows:

@@ -6,25 +6,36 @@ flows through a weight. Line 1 is the loop over updates, and line 6 the datamodu
 line 12 alone, with weights of 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..batch import PairBatch
-from ..meta_gradient.estimators import MetaGradientEstimator, coefficient_metrics, relative_error
+from ..errors import UserError, check_within
+from ..meta_gradient.estimators import (
+    GhostDotProduct,
+    MetaGradientEstimator,
+    coefficient_metrics,
+    relative_error,
+)
 from ..meta_gradient.gradient import Direction, norm, zeros
-from ..meta_gradient.outer_objectives import OuterObjective
-from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
+from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
 from .base import Weighting, Weights
+from .sigmoid_prior import auto_offset
+from .vnet import VNet
 
 NORM_FLOOR = 1e-10
 """Below this norm of d_meta the update is skipped."""
+LARGE_ERROR = 0.2
+"""Relative error of the estimator above which a run says so, once."""
 
 
 @dataclass
@@ -57,7 +68,7 @@ def policy_gradient(
         learning_rate: the policy's current one.
         peak: the largest of its schedule.
     """
-    # Lines 3 to 11, of a VNetWeighting by ``update_vnet`` below: Theta.
+    # Lines 3 to 11, of a ``VNetWeighting``, below: Theta.
     metrics = {} if meta is None else weighting.update(pairs, meta, learning_rate, peak)
     # Line 12: the gradient for omega, with weights of the new Theta.
     return weighted_gradient(pairs, weighting), metrics
@@ -93,65 +104,195 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
 
 
-def update_vnet(
-    pairs: StepPairs,
-    weighting: Weighting,
-    inputs: Callable[[Rewards, PairBatch], list[Tensor]],
-    outer: OuterObjective,
-    estimator: MetaGradientEstimator,
-    meta: PairBatch,
-    alpha: float,
-    factor: float,
-    compare: bool,
-) -> tuple[bool, dict[str, Tensor]]:
-    """Update Theta once: lines 3 to 11; omega does not change.
+class VNetWeighting(Weighting):
+    """Weights from VNet, which learns through one virtual policy update.
 
-    It is skipped if VNet's gradient is 0, since Adam would move VNet by its momentum alone: no pair of the
-    meta-batch passes the threshold, d_meta vanishes, or ``factor`` is 0.
+    VNet's gradient is -(alpha/N) sum_i c_i dV_i/dTheta (Qu et al., section 5.4). Adam is invariant to a
+    constant factor, but by default alpha is the scheduled learning rate. So the gradient carries alpha
+    relative to its peak: VNet's updates shrink as the policy's do, and Adam stays far from its epsilon.
 
     Args:
-        pairs: B_t at omega.
-        weighting: has ``vnet`` and its optimizer.
-        inputs: of VNet, (N,) each, from the rewards of N pairs.
-        outer: the loss of the meta-batch.
-        estimator: of the coefficients c_i.
-        meta: B_meta, this rank's M pairs.
-        alpha: length of the virtual step.
-        factor: of VNet's gradient, in place of alpha.
-        compare: compare the coefficients with the exact ones.
+        outer: loss of the virtual policy.
+        estimator: of the coefficients c_i; ``GhostDotProduct`` (exact), ``CentralDifference`` (Qu et al.).
+        hidden: widths of VNet's hidden layers.
+        learning_rate: of VNet's Adam; Qu et al.: 1e-3 on TL;DR and 5e-4 on HH.
+        every: VNet learns at policy updates 0, every, 2 every, ...; Qu et al.: 10.
+        virtual_lr: alpha, the length of the virtual step; None means the policy's current learning rate.
+        alpha_in_gradient: multiply VNet's gradient by alpha relative to its peak; with a fixed ``virtual_lr``
+            the factor is 1. False leaves alpha out: VNet's updates do not shrink with the policy's, and VNet
+            also learns at alpha 0, the first update of a warm-up.
+        start_slope: a of every pair before VNet learns; Qu et al.: 1.
+        start_offset: b of every pair before VNet learns; Qu et al.: 0; "auto" is logit(1 - rate) of the
+            datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
+        floor: c, the smallest weight: g = c + (1 - c) sigmoid(a u + b); docs/methods.md has what it does.
+            Qu et al.: 0.
+        max_slope: largest a; None (Qu et al.) for no bound.
+        check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
+            as ``meta/estimator_error`` (one more backward each); None for no comparison, and
+            ``GhostDotProduct``, which is exact, has none.
+        keep_gradients: in VNet's updates, keep each training pair's gradient, 4 bytes a trained parameter;
+            else the pairs run again for the virtual step and for the policy's own. "auto" keeps them where
+            memory allows.
 
-    Returns:
-        Whether VNet was updated, and values to log.
+    Raises:
+        UserError: an argument is out of its range.
     """
-    # Lines 3 to 5: the weighted loss's gradient at omega.
-    inner = weighted_gradient(pairs, weighting)
-    # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
-    with pairs.policy.shifted(inner.gradient, -alpha):
-        # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
-        # gradient of their loss at omega^.
-        found = outer.gradient(
-            pairs.policy, pairs.objective.beta, meta, pairs.micro_batch_size or len(pairs.batch)
-        )
-    d_norm = norm(found.d_meta)
-    metrics = {**found.metrics, "meta/d_norm": d_norm}
-    if not (found.retained and float(d_norm) > NORM_FLOOR and factor > 0):
-        return False, metrics
-    # Line 10: c_i = d_meta . grad l_i(omega), clipped.
-    c = estimator.coefficients(pairs, found.d_meta)
-    if compare:
+
+    vnet: VNet
+    vnet_optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        outer: OuterObjective | None = None,
+        estimator: MetaGradientEstimator | None = None,
+        hidden: Sequence[int] = (64, 16),
+        learning_rate: float = 1e-3,
+        every: int = 10,
+        virtual_lr: float | None = None,
+        alpha_in_gradient: bool = True,
+        start_slope: float = 1.0,
+        start_offset: float | Literal["auto"] = 0.0,
+        floor: float = 0.0,
+        max_slope: float | None = None,
+        check_every: int | None = None,
+        keep_gradients: AskedGradients = "auto",
+    ):
+        check_within("[1, inf)", " policy update (Qu et al.: 10)", every=every)
+        check_within("[1, inf)", " VNet update, or null for no comparison", check_every=check_every)
+        check_within("(0, 1e30]", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
+        check_within("[0, 1e30]", virtual_lr=virtual_lr)
+        check_within("[0, 1)", floor=floor)
+        if max_slope is not None and max_slope < start_slope:
+            raise UserError(
+                f"max_slope is {max_slope:g}, but start_slope is {start_slope:g}; give a larger max_slope or "
+                "a smaller start_slope."
+            )
+        if not hidden or min(hidden) < 1:
+            raise UserError(
+                f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (Qu et al.: 64, 16)."
+            )
+        self.outer = outer or PromptAugmentationConsistency()
+        self.estimator = estimator or GhostDotProduct()
+        self.every = every
+        self.learning_rate = learning_rate
+        self.hidden = list(hidden)
+        self.virtual_lr = virtual_lr
+        self.alpha_in_gradient = alpha_in_gradient
+        # A separate random stream, so that runs with and without VNet start from the same adapter.
+        with torch.random.fork_rng(devices=[]):
+            start = 0.0 if start_offset == "auto" else start_offset
+            self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
+        self.start_slope = start_slope
+        self.start_offset = start_offset
+        self.floor = floor
+        self.max_slope = max_slope
+        self.check_every = None if isinstance(self.estimator, GhostDotProduct) else check_every
+        self._said_error = False
+        self.keep_gradients = keep_gradients
+        self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
+        self.updates = 0
+        self.skipped = 0
+
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
+        """Set the start offset if it is "auto"."""
+        if self.start_offset == "auto":
+            self.start_offset = auto_offset(rate)
+            self.vnet.start(self.start_slope, self.start_offset)
+
+    def check_sharded(self) -> None:
+        """Refuse kept gradients."""
+        if self.keep_gradients is True:
+            raise UserError(
+                "keep_gradients is true, but ZeRO-3 keeps no pair's gradient; set it to auto or false, or "
+                "use a lower stage."
+            )
+
+    def inputs(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
+        """Return VNet's inputs, (N,) each; a subclass with a network of its own may return others."""
+        return [rewards.delta, rewards.u]
+
+    @torch.no_grad()
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """Return weights of N pairs under the current Theta."""
+        return Weights(*self.vnet(*self.inputs(rewards, batch)))
+
+    def update(
+        self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
+    ) -> dict[str, Tensor]:
+        """Update Theta once: lines 3 to 11; omega does not change.
+
+        It is skipped, and counted, if VNet's gradient is 0, since Adam would move VNet by its momentum alone:
+        no pair of the meta-batch passes the threshold, d_meta vanishes, or its factor is 0.
+        """
+        alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
+        factor = learning_rate / peak if self.alpha_in_gradient and self.virtual_lr is None else 1.0
+        # Lines 3 to 5: the weighted loss's gradient at omega.
+        inner = weighted_gradient(pairs, self)
+        # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
+        with pairs.policy.shifted(inner.gradient, -alpha):
+            # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
+            # gradient of their loss at omega^.
+            found = self.outer.gradient(
+                pairs.policy, pairs.objective.beta, meta, pairs.micro_batch_size or len(pairs.batch)
+            )
+        d_norm = norm(found.d_meta)
+        metrics = {**found.metrics, "meta/d_norm": d_norm}
+        learns = found.retained > 0 and float(d_norm) > NORM_FLOOR and factor > 0
+        if learns:
+            # Line 10: c_i = d_meta . grad l_i(omega), clipped.
+            c = self.estimator.coefficients(pairs, found.d_meta)
+            if self.check_every is not None and self.updates % self.check_every == 0:
+                metrics |= self._estimator_error(c, pairs, found.d_meta)
+            clipped = self.estimator.clipped(c)
+            metrics |= coefficient_metrics(c, clipped, inner.total)
+            # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.
+            self.vnet_optimizer.zero_grad()
+            with torch.enable_grad():
+                g, _, _ = self.vnet(*self.inputs(inner.rewards, pairs.batch))
+                (-((factor * clipped).to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
+            sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
+            self.vnet_optimizer.step()
+        self.updates += learns
+        self.skipped += not learns
+        metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
+        return {name: value for name, value in metrics.items() if torch.isfinite(value)}
+
+    def _estimator_error(self, c: Tensor, pairs: StepPairs, d_meta: Direction) -> dict[str, Tensor]:
+        """Compare (N,) unclipped coefficients with the exact ones; say once if the error is large."""
         try:
-            metrics["meta/estimator_error"] = relative_error(c, pairs.along(found.d_meta))
-        except UnsupportedLoraError as error:
-            rank_zero_warn(f"meta/estimator_error is not measured: {error}")
-    clipped = estimator.clipped(c)
-    metrics |= coefficient_metrics(c, clipped, inner.total)
-    # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.
-    vnet, optimizer, c = weighting.vnet, weighting.vnet_optimizer, factor * clipped
-    assert vnet is not None and optimizer is not None
-    optimizer.zero_grad()
-    with torch.enable_grad():
-        g, _, _ = vnet(*inputs(inner.rewards, pairs.batch))
-        (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
-    sum_over_ranks([p.grad for p in vnet.parameters() if p.grad is not None])
-    optimizer.step()
-    return True, metrics
+            error = relative_error(c, pairs.along(d_meta))
+        except UnsupportedLoraError as failure:
+            rank_zero_warn(f"meta/estimator_error is not measured: {failure}")
+            return {}
+        if error > LARGE_ERROR and not self._said_error:
+            self._said_error = True
+            rank_zero_warn(
+                f"{type(self.estimator).__name__} is {float(error):.0%} off the exact coefficients, at "
+                f"norm(d_meta) {float(norm(d_meta)):.2g}: its step is lost in rounding or too long. Use "
+                "GhostDotProduct, or a relative step of 0.03 to 0.1; meta/estimator_error has later errors."
+            )
+        return {"meta/estimator_error": error}
+
+    def to(self, device: torch.device) -> None:
+        """Move VNet to a device, before its optimizer has any state."""
+        self.vnet.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return VNet, its optimizer, and the numbers of updates and skips."""
+        return {
+            "vnet": self.vnet.state_dict(),
+            "optimizer": self.vnet_optimizer.state_dict(),
+            "updates": self.updates,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the return value of ``state_dict``."""
+        try:
+            self.vnet.load_state_dict(state["vnet"])
+        except RuntimeError:
+            raise UserError(
+                "The checkpoint's VNet has other layers than this one; use the hidden that it was made with."
+            ) from None
+        self.vnet_optimizer.load_state_dict(state["optimizer"])
+        self.updates, self.skipped = state["updates"], state["skipped"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacmr_lightning.analysis.surface import Surface, Visits, save_surface
+from pacmr_lightning.analysis.surface import Surface, save_surface
+from pacmr_lightning.rewards import Visits
 from research.overview import CURVES, held_out, main
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

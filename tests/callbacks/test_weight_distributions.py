@@ -10,6 +10,7 @@ from pacmr_lightning.analysis.figures import BINS, GROUPS, draw_weight_distribut
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.files import save_figure
+from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import read_weights
 
 from .conftest import Data, Module, fit
@@ -61,11 +62,15 @@ def test_no_label_is_invented(tmp_path, flip, groups):
     assert sum(events[-1].histogram_value.num for events in found.values()) == 3 * 16
 
 
+def visits_of(weight, flipped):
+    return Visits(np.zeros(len(weight)), np.zeros(len(weight)), weight, flipped)
+
+
 def test_the_figure_has_the_densities_and_means(tmp_path):
     generator = np.random.default_rng(0)
     flipped = (np.arange(1000) % 5 == 0).astype(np.int8)
     weight = np.where(flipped == 1, generator.beta(2, 4, 1000), generator.beta(5, 2, 1000)).astype(np.float32)
-    (axis,) = draw_weight_distributions(weight, flipped, step=2901).axes
+    (axis,) = draw_weight_distributions(visits_of(weight, flipped), step=2901).axes
     assert "2,901" in axis.get_title()
     bars = axis.patches
     assert len(bars) == 2 * (len(BINS) - 1)
@@ -75,7 +80,7 @@ def test_the_figure_has_the_densities_and_means(tmp_path):
         heights = [bar.get_height() for bar in bars[place * 30 : (place + 1) * 30]]
         np.testing.assert_allclose(heights, np.histogram(part, BINS)[0] / len(part) * 30, rtol=1e-6)
         assert sum(heights) / 30 == pytest.approx(1)
-        assert bars[place * 30].get_facecolor()[:3] == to_rgb(GROUPS[name][1])
+        assert bars[place * 30].get_facecolor()[:3] == to_rgb(GROUPS[name])
         assert lines[place] == pytest.approx(part.mean(), rel=1e-6)
     difference = weight[flipped == 0].mean() - weight[flipped == 1].mean()
     assert axis.get_legend().get_title().get_text() == f"gap {difference:.2f}"
@@ -90,10 +95,10 @@ def test_the_figure_has_the_densities_and_means(tmp_path):
 
 def test_one_distribution_has_no_gap():
     weight = np.linspace(0.1, 0.9, 9)
-    (axis,) = draw_weight_distributions(weight, np.full(9, -1), step=1).axes
+    (axis,) = draw_weight_distributions(visits_of(weight, np.full(9, -1)), step=1).axes
     assert len(axis.patches) == len(BINS) - 1
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["all (9), mean 0.50"]
     assert axis.get_legend().get_title().get_text() == ""
-    (axis,) = draw_weight_distributions(weight, np.zeros(9), step=1).axes
+    (axis,) = draw_weight_distributions(visits_of(weight, np.zeros(9)), step=1).axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["unflipped (9), mean 0.50"]
     assert axis.get_legend().get_title().get_text() == "", "there is nothing to be apart from"

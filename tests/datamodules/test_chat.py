@@ -9,7 +9,8 @@ import pytest
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.reading import read_preferences
-from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
+from pacmr_lightning.datamodules.token_report import token_warnings
+from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
 
 from ..conftest import TURNS

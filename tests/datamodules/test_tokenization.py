@@ -5,13 +5,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.reading import read_preferences
-from pacmr_lightning.datamodules.tokenization import tokenize_pairs
-from pacmr_lightning.datamodules.tokenizer import (
-    load_tokenizer,
-    prompt_tokens,
-    response_tokens,
-    train_tokenizer,
-)
+from pacmr_lightning.datamodules.tokenization import prompt_tokens, response_tokens, tokenize_pairs
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer, train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from pacmr_lightning.datamodules.tokenization import tokenize_pairs
-from pacmr_lightning.datamodules.tokenizer import response_tokens
+from pacmr_lightning.datamodules.tokenization import response_tokens, tokenize_pairs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
 from pacmr_lightning.policy.chat_template import end_tokens, render, template_warnings

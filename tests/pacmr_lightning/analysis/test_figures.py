@@ -10,13 +10,13 @@ from scipy.special import expit
 from pacmr_lightning.analysis.figures import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.analysis.surface import (
     Surface,
-    Visits,
     density,
     grid,
     load_surface,
     save_surface,
     slope_and_offset,
 )
+from pacmr_lightning.rewards import Visits
 from pacmr_lightning.weighting.vnet import VNet
 
 

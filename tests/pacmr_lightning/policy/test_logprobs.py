@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, OPTCon
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan, shared_mask, use_attention
+from pacmr_lightning.policy.attention import AttentionPlan, use_attention
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.model import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.token_layout import Rows, rows_of
+from pacmr_lightning.policy.token_layout import Rows, rows_of, shared_mask
 
 from ..conftest import CONFIGS
 from .test_attention import values_and_gradient
@@ -267,7 +267,7 @@ def test_an_ignored_window_is_found_once_a_pair_is_longer(make_policy, make_batc
     short, batch = make_batch(2, longest=3), make_batch(2)
     assert short.lengths.max() < 12 < batch.lengths[:, 1].max()
     monkeypatch.setattr(
-        "pacmr_lightning.policy.attention.shared_mask",
+        "pacmr_lightning.policy.token_layout.shared_mask",
         lambda rows, _, dtype: shared_mask(rows, CONFIGS["llama"], dtype),
     )
     with torch.no_grad():
