@@ -5,7 +5,7 @@ from .generation_writer import GenerationWriter
 from .health import Health
 from .kl_guard import KLGuard
 from .progress import LogProgress, Throughput
-from .run_checkpoint import RunCheckpoint, Snapshots
+from .run_checkpoint import RunCheckpoint
 from .run_summary import RunSummary
 from .samples import GoldReward, SampleResponses, SequenceKL
 from .weight_figures import VNetSurfaces, WeightDistributions
@@ -24,7 +24,6 @@ __all__ = [
     "RunSummary",
     "SampleResponses",
     "SequenceKL",
-    "Snapshots",
     "Throughput",
     "VNetSurfaces",
     "WeightDistributions",

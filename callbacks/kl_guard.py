@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import move_data_to_device, rank_zero_warn
 
 from pacmr_lightning.errors import check_at_least, check_within
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.metrics import log_numbers
 from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.strategies.sharding import whole
 
@@ -71,10 +72,10 @@ class KLGuard(Recurring):
     def look(self, trainer: Trainer, pl_module: Any) -> None:
         """Check; all ranks compute the same pairs."""
         kl, step = self._token_kl(trainer, pl_module), trainer.global_step
-        pl_module.log("val/guard/kl", kl)
+        log_numbers(trainer, {"val/guard/kl": kl})
         if self.stop is not None and not kl <= self.stop:
             self._restore(pl_module)
-            pl_module.log("val/guard/restored_step", float(self._step))
+            log_numbers(trainer, {"val/guard/restored_step": float(self._step)})
             trainer.should_stop = True
             rank_zero_warn(
                 f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats per token away "

@@ -1,4 +1,4 @@
-"""Callbacks that save checkpoints: every n updates, at chosen updates, at the end and at a signal."""
+"""Callback that saves checkpoints: every n updates, at the end and at a signal."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -234,33 +234,6 @@ class RunCheckpoint(ModelCheckpoint):
             logger.save()
         trainer.strategy.barrier("RunCheckpoint")
         _between_updates(trainer, checkpoint["loops"]["fit_loop"])
-
-
-class Snapshots(Callback):
-    """Checkpoints of chosen policy updates, which are kept, as Qu et al. do.
-
-    Tags: none. Files: ``checkpoints/snapshot-STEP.ckpt``. Cost: the time and disk space of each checkpoint.
-
-    Args:
-        steps: policy updates after which a checkpoint is saved, each at least 1.
-
-    Raises:
-        UserError: there is no step, or one is under 1.
-    """
-
-    def __init__(self, steps: list[int]):
-        super().__init__()
-        if not steps or min(steps) < 1:
-            raise UserError(
-                f"steps is {steps}, but snapshots need updates of at least 1, such as [500, 1000]."
-            )
-        self.steps = set(steps)
-
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Save the state after the last update; all ranks take part."""
-        if trainer.global_step in self.steps:
-            folder = Path(trainer.default_root_dir) / CHECKPOINTS
-            trainer.save_checkpoint(folder / f"snapshot-{trainer.global_step}.ckpt", weights_only=False)
 
 
 def _requeue() -> None:

@@ -17,12 +17,13 @@ from pacmr_lightning.evaluation import generation
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.metrics import log_numbers
 from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
 from .recurring import Recurring
-from .to_loggers import log_numbers, log_texts
+from .to_loggers import log_texts
 
 Tokens = list[int]
 Prompt = tuple[str, str, Tokens]

@@ -1,15 +1,15 @@
-"""Scalars, figures, histograms and texts for TensorBoard, W&B and MLflow."""
+"""Figures, histograms and texts for TensorBoard, W&B and MLflow."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 
+from pacmr_lightning.modules.metrics import last_update
 from pacmr_lightning.policy.numerics import histogram
 from pacmr_lightning.runs.folder import ANALYSIS
 
@@ -18,22 +18,13 @@ PAIR_WEIGHTS = "pair_weights"
 """Group of names for weights of the last visits."""
 
 
-def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
-    """Log scalars at the step of the last update's metrics, and add them to ``trainer.callback_metrics``."""
-    kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
-    trainer.callback_metrics.update(kept)
-    for logger in trainer.loggers:
-        logger.log_metrics(values, step=_step(trainer))
-        logger.save()
-
-
 def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
     """Log a figure; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(name, figure, _step(trainer))
+            logger.experiment.add_figure(name, figure, last_update(trainer))
         elif isinstance(logger, WandbLogger):
-            logger.log_image(name, [figure], _step(trainer))
+            logger.log_image(name, [figure], last_update(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_figure(logger.run_id, figure, f"{_file(trainer, name)}.png")
 
@@ -43,12 +34,12 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
     counts, edges = (column.tolist() for column in histogram(values, BINS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(name, values.astype(float), _step(trainer), bins=edges)
+            logger.experiment.add_histogram(name, values.astype(float), last_update(trainer), bins=edges)
         elif isinstance(logger, WandbLogger):
             import wandb
 
             shown: dict[str, Any] = {name: wandb.Histogram(np_histogram=(counts, edges))}
-            logger.log_metrics(shown, _step(trainer))
+            logger.log_metrics(shown, last_update(trainer))
         elif isinstance(logger, MLFlowLogger):
             bins = {"edges": edges, "counts": counts}
             logger.experiment.log_dict(logger.run_id, bins, f"{_file(trainer, name)}.json")
@@ -63,9 +54,9 @@ def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> 
     page = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text(name, page, _step(trainer))
+            logger.experiment.add_text(name, page, last_update(trainer))
         elif isinstance(logger, WandbLogger):
-            logger.log_text(name, ["id", *headings], rows, step=_step(trainer))
+            logger.log_text(name, ["id", *headings], rows, step=last_update(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_text(logger.run_id, f"{page}\n", f"{_file(trainer, name)}.md")
 
@@ -79,10 +70,6 @@ def verbatim(text: str) -> str:
 def analysis_file(trainer: Trainer, name: str) -> Path:
     """Return the path RUN/analysis/NAME-step-NNNNN, without an extension."""
     return Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, name)
-
-
-def _step(trainer: Trainer) -> int:
-    return max(trainer.global_step - 1, 0)
 
 
 def _file(trainer: Trainer, name: str) -> str:

@@ -48,7 +48,8 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
                 f"a list of chat messages with a part of content that is {kind!r}, but only parts of "
                 "the type 'text' are read; remove the part or the row"
             )
-        content = "".join(part.get("text") or "" for part in content)
+        texts = [part.get("text") or "" for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
     calls = role == "assistant" and fields.keys() - {"role", "content", "name"}
     if not isinstance(content, str) and not (content is None and calls):
         raise ValueError(wrong.format(message))
@@ -62,7 +63,7 @@ def messages_of(value: object) -> object:
     for read in (json.loads, ast.literal_eval):
         try:
             found = read(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
         messages = found if isinstance(found, list) else [found]
         return found if messages and all(map(_is_message, messages)) else value

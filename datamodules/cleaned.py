@@ -20,6 +20,7 @@ from pacmr_lightning.files import local_path, replacing, write_json_lines
 
 from .columns import OPPOSITES, PREFERENCES, checked, words_of
 from .reading import column_names, numbered_rows
+from .split_prompt import NO_COMMON_PROMPT
 
 _SIDE = re.compile("chosen|rejected|(?<=votes_)(for|against)", re.IGNORECASE)
 _OTHER = {"chosen": "rejected", "rejected": "chosen", "for": "against", "against": "for"}
@@ -31,6 +32,11 @@ _AT_A_TIME = 1000
 def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
     """Write rows of a source in this package's columns; see ``Source.write_cleaned``."""
     _check_ids(name, rows["id"][:], drop | flip)
+    found = zip(rows["id"][:], rows["reason"][:], rows["chat"][:], strict=True)
+    # They have no prompt, and a file has one in all rows or in none.
+    if out := {pair for pair, why, chat in found if why == NO_COMMON_PROMPT and not chat}:
+        print(f"{len(out):,} rows without a common prompt are left out, as in training.")
+    drop = drop | out
     return write_rows(
         (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop), path
     )
@@ -73,10 +79,18 @@ def exchanged(row: dict[str, Any], names: Iterable[str] | None = None) -> dict[s
     found = {name: row[other] for name in places if (other := _partner(name, known)) in row}
     for name, value in found.items():
         if name in OPPOSITES and value is not None:
+            if isinstance(value, str):
+                value = PREFERENCES.optional[name](value)
             found[name] = not value if isinstance(value, bool) else 1 - value
-        elif _is_difference(name, known) and isinstance(value, (int, float, Decimal)):
-            found[name] = value if isinstance(value, bool) else -value
+        elif _is_difference(name, known):
+            found[name] = _negated(value)
     return found
+
+
+def _negated(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+(e[-+]?\d+)?\s*", value, re.IGNORECASE):
+        return value.strip()[1:] if value.strip().startswith("-") else f"-{value.strip().lstrip('+')}"
+    return -value if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) else value
 
 
 def _partner(name: str, names: frozenset[str]) -> str:

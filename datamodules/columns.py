@@ -57,6 +57,15 @@ def _text(value: object) -> str:
     return value
 
 
+def text_of(row: dict[str, Any], name: str, place: str) -> str:
+    """Return a row's text, or raise a UserError that begins with its place."""
+    try:
+        return _text(row.get(name))
+    except ValueError as error:
+        said = f"{place}: {name!r} is {error}.".replace(", or a list of chat messages", "")
+        raise UserError(said) from None
+
+
 def _text_or_messages(value: object) -> str:
     return _text(encode_messages(value) if isinstance(value, list) else value)
 
@@ -326,9 +335,21 @@ def checked(
         clean |= {"texts": texts, "reason": split.reason}
         if split.reason is None:
             clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
+            if clean["chat"] and clean.get("augmented_prompt"):
+                clean["augmented_prompt"] = _whole(clean["augmented_prompt"], split.prompt)
         yield clean
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
+
+
+def _whole(augmented: str, prompt: str) -> str:
+    """Return an augmented conversation; a lone message of the user stands for the prompt's last one."""
+    new, messages = decode_messages(augmented), decode_messages(prompt)
+    places = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if [message["role"] for message in new] != ["user"] or not places:
+        return augmented
+    messages[places[-1]] = new[0]
+    return encode_messages(messages)
 
 
 def text_hash(text: str) -> str:

@@ -47,6 +47,7 @@ class AnthropicHH(RowsBySplit, Source):
         single_turn: bool = False,
     ):
         self.path = path
+        self.files = (path,)
         self.subsets = list(SUBSETS) if subsets is None else subsets
         for name in self.subsets or [""]:
             if name not in SUBSETS:

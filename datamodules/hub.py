@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -64,6 +65,7 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     # datasets compares local files by their time only, so the cache is named by content.
     path = expanded(path)
     content = content_digest(path) if Path(path).is_dir() else None
+    read = path if content is None else os.path.abspath(path)  # datasets takes json for its own loader
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
@@ -74,14 +76,19 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     place = f"{path} {split}" if folder is None else folder
     try:
         if split == "train" and Path(path, "state.json").is_file():  # of Dataset.save_to_disk
-            return SplitRows.of_dataset(place, datasets.load_from_disk(path), key)
-        config = load_dataset_builder(path, **options).config
+            return SplitRows.of_dataset(place, datasets.load_from_disk(read), key)
+        config = load_dataset_builder(read, **options).config
         files = list((config.data_files or {}).get(split) or ())
         if key is not None and files and all(_as_written(config, file) for file in files):
             return SplitRows.of_files(files, key)
         if isinstance(config, CsvConfig):
             options |= _texts_of_csv(config, files)
-        found = load_dataset(path, split=split, **options)
+            if key is not None:  # other splits may have other columns
+                read, options = (
+                    "csv",
+                    options | {"name": None, "data_dir": None, "data_files": {split: files}},
+                )
+        found = load_dataset(read, split=split, **options)
     except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         raise UserError(
@@ -178,6 +185,7 @@ class _HubRows(RowsBySplit):
                     "name in the dataset."
                 )
         self.path, self.subset, self.names = str(path), subset, columns or {}
+        self.files: tuple[str, ...] = (self.path,)
         self.name = self.path
 
     def read(self, place: str) -> Dataset:

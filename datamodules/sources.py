@@ -17,7 +17,7 @@ from pacmr_lightning.recorded import Recorded
 
 from .chat import looks_like_messages
 from .cleaned import clean_file, clean_rows
-from .columns import PREFERENCES, SFT, Columns
+from .columns import PREFERENCES, SFT, Columns, text_of
 from .reading import JSON_ENDINGS, made_once, numbered_rows, read_preferences, read_rows, values_of
 from .sampling import unit_hash
 
@@ -39,6 +39,8 @@ class SplitPlaces:
     seed: int = DEFAULT_SEED
 
     def __post_init__(self) -> None:
+        if "" in (self.train, self.validation):
+            raise UserError("The source names '' as its training or validation rows; give a name, or null.")
         check_within("(0, 1)", ", such as 0.05", validation_fraction=self.fraction)
         if self.validation is not None and self.fraction != DEFAULT_FRACTION:
             raise UserError(
@@ -73,11 +75,11 @@ class RowsBySplit(ABC):
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
             distinct, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
-            other = f"{change} --data.source.validation_fraction, or " if distinct > 1 else ""
+            other = f"{change} the source's validation_fraction, or " if distinct > 1 else ""
             raise UserError(
                 f"No {split} rows are left of {self.splits.train} at validation_fraction "
                 f"{self.splits.fraction}, by which its {distinct:,} distinct prompts are split; {other}give "
-                "--data.source.validation FILE."
+                "the source validation rows of its own (validation FILE, or validation_split NAME)."
             )
         return rows.select(kept, keep_in_memory=True)
 
@@ -111,13 +113,19 @@ class Source(Recorded, ABC):
     """Name of an audit's cleaned file where none is given."""
 
     files: tuple[str, ...] = ()
-    """Own files, which are not written to; a cleaned file has the format of the first."""
+    """Own files or folder, which are not written to; a cleaned file has the format of the first."""
+
+    def refuse_own(self, option: str, output: str | Path) -> None:
+        """Raise a UserError if an option names one of ``files``, or a file below such a folder."""
+        path = local_path(output).resolve()
+        for own in (local_path(file).resolve() for file in self.files):
+            if own == path or (own.is_dir() and own in path.parents):
+                raise UserError(f"{option} is {output}, where the pairs themselves are; name another file.")
 
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
+        self.refuse_own("cleaned", output)
         path, own = local_path(output), [local_path(file) for file in self.files]
-        if path.resolve() in [file.resolve() for file in own]:
-            raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
         endings = (".parquet",) if own and own[0].suffix == ".parquet" else JSON_ENDINGS
         if not path.name.endswith(endings) or path.is_dir():
             raise UserError(
@@ -192,9 +200,7 @@ class Prompts(Source):
         self.prompts = []
         messages = True
         for place, row in numbered_rows(file):
-            if not isinstance(prompt := row.get("prompt"), str):
-                raise UserError(f"{place}: 'prompt' is {prompt!r}, but it must be a text.")
-            self.prompts.append(prompt)
+            self.prompts.append(prompt := text_of(row, "prompt", place))
             messages = messages and looks_like_messages(prompt)
         if messages and self.prompts:
             raise UserError(f"{place}: 'prompt' holds chat messages, as all others, but it must be a text.")

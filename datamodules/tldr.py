@@ -40,6 +40,7 @@ class TLDR(RowsBySplit, Source):
         test_prompts: str | None = None,
     ):
         self.path = path
+        self.files = (path,)
         self.test_prompts = test_prompts
         self.splits = SplitPlaces("train", validation_split)
 
@@ -72,6 +73,7 @@ class TLDRCompletions(RowsBySplit, Completions):
 
     def __init__(self, path: str = "CarperAI/openai_summarize_tldr"):
         self.path = path
+        self.files = (path,)
 
     def read(self, place: str) -> Dataset:
         """Return the rows of an upstream split."""

@@ -26,7 +26,6 @@ REASONS = (
 """Reasons to drop a row."""
 NO_AUGMENTED_PROMPT = "no augmented prompt"
 """Count of kept pairs whose augmented prompt is missing, too long or the same tokens."""
-
 CHANGED = "changed messages"
 """Count of kept rows of which the chat template changes or leaves out a text."""
 TWO_BOS = "two BOS"

@@ -28,10 +28,8 @@ _LAYOUT = 14
 
 Tokenization = Literal["default", "openrlhf"]
 """Whose rules make rows to tokens: the project's, or those of OpenRLHF's datasets."""
-
 LEAST = 3
 """Tokens that a prompt must leave of ``max_length``, by OpenRLHF's rules."""
-
 OWN_NUMBERS = ("eta", *VOTES, "weight", "p_right")
 """Numbers of rows, None where missing."""
 

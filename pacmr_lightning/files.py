@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +157,19 @@ def write_frame(path: str | Path, frame: pd.DataFrame) -> None:
         (frame.to_csv if str(path).endswith(".csv") else frame.to_parquet)(temporary, index=False)
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or a folder's visible files, also those below links to folders."""
+    below = [path] if path.is_file() else sorted(path / f for f in glob("**", root_dir=path, recursive=True))
+    return [file for file in below if file.is_file()]
+
+
 def content_digest(path: str | Path) -> str:
     """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files."""
     import xxhash
     from tqdm import tqdm
 
     path = local_path(path)
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if file == path or "/." not in f"/{file.relative_to(path).as_posix()}"]
+    files = files_of(path)
     total = sum(file.stat().st_size for file in files)
     digest = xxhash.xxh3_128()
     with tqdm(total=total, desc=f"Reading {path.name}", unit="B", unit_scale=True, delay=2) as progress:

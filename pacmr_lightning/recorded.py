@@ -1,6 +1,7 @@
 """Objects that record their constructor's arguments, for the configuration of a run that Python started."""
 
 import inspect
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ class Recorded:
                 given |= given.pop(name)
         object.__setattr__(made, "made_with", given)  # not that of nn.Module
         return made
+
+
+class Stateful(Recorded):
+    """Base class of recorded objects with attributes that checkpoints hold, the same on all ranks."""
+
+    kept: tuple[str, ...] = ()
+    """Their names, of plain numbers, strings, lists and dicts, such as what "auto" became."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rank 0's state, always with the same keys; a subclass may add tensors."""
+        return {name: copy(getattr(self, name)) for name in self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the return value of ``state_dict``."""
+        for name in self.kept:
+            setattr(self, name, copy(state[name]))
 
 
 # For a class without a constructor of its own, which takes no arguments.

@@ -247,14 +247,12 @@ def files(train: object, validation: object = None) -> str:
 
 
 def edit_config(run: Path, section: str, **options: object) -> None:
-    """Changes options of a class in a run's configuration."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     config[section]["init_args"] |= options
     (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 def with_callback(name: str, **options: object) -> str:
-    """Words that add a callback with options to a run."""
     given = (f" --trainer.callbacks.{option} {value}" for option, value in options.items())
     return f"--trainer.callbacks+={name}{''.join(given)}"
 
@@ -271,7 +269,6 @@ def quiet_trainer(folder, callbacks=(), **options):
 
 
 def write_lines(path, rows) -> str:
-    """Writes rows as JSON Lines."""
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -279,13 +276,11 @@ def write_lines(path, rows) -> str:
 
 
 def read_lines(path) -> list[dict]:
-    """Rows of a file of JSON Lines."""
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def stored(path) -> int:
-    """Return the number of answers in a store."""
     with sqlite3.connect(path) as store:
         return store.execute("SELECT count(*) FROM answers").fetchone()[0]

@@ -88,7 +88,6 @@ class Process:
         return output, said[0]
 
     def kill(self) -> None:
-        """Ends the process and all that it has started."""
         if self.returncode is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)

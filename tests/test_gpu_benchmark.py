@@ -1,19 +1,17 @@
-"""benchmarks/gpu_first.py on a CPU: rows at once, deadlines, kills, and the tables of a page."""
+"""benchmarks/gpu_first.py on a CPU: rows at once, deadlines, and the tables of a page."""
 
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from .conftest import read_lines, write_lines
+from .conftest import read_lines
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIRST = [sys.executable, str(BENCHMARKS / "gpu_first.py")]
@@ -21,7 +19,6 @@ FIRST = [sys.executable, str(BENCHMARKS / "gpu_first.py")]
 
 @pytest.fixture
 def gpu_first(monkeypatch):
-    """The script as a module."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return import_module("gpu_first")
 
@@ -91,34 +88,6 @@ def test_the_tables(gpu_first, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_and_resumed(how, tmp_path):
-    """What is on disk when the process is killed is not measured again, here or elsewhere."""
-    file = tmp_path / "a/rows.jsonl"
-    words = [*FIRST, "--device", "cpu", "--seconds", "300", "TRL-7B", "--output", str(tmp_path / "a")]
-    process = subprocess.Popen(words, start_new_session=True)
-    while not file.exists() or "turn 1" not in file.read_text():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(how)
-    process.wait()
-    before = rows(file)
-    time.sleep(3)
-    assert rows(file) == before  # no process goes on
-    found = measured("TRL-7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
-    assert found.returncode == 0, found.stdout
-    after = rows(tmp_path / "b/rows.jsonl")
-    assert not before.keys() & after.keys() and len(before) + len(after) == 3
-    every = before | after
-    way = "kept, 16 at once; auto, shared, LoRA in bf16"
-    ours, trl = every[f"ours, {way}, turn 1"], every["TRL, kept, 4 at once, turn 1"]
-    assert len(ours["updates"]) == len(trl["updates"]) == 3 and ours["way"].startswith("a shared prompt")
-    # Forward and backward through the two layers' MLPs, and more for all the rest.
-    mlps = 4 * ours["tokens"] * 2 * 3 * 64 * 160
-    assert mlps < ours["needed"] < 5 * mlps
-
-
-@pytest.mark.slow
 def test_what_is_right_and_how_fast(tmp_path):
     """Gradients in another layout, whole runs, a resume and DeepSpeed; each change before and after."""
     found = measured("correct", "runs", "1.5B", "--output", tmp_path, "--seconds", 900)
@@ -137,25 +106,6 @@ def test_what_is_right_and_how_fast(tmp_path):
     assert profile["profile"]["CPU"] and profile["says"].startswith("CPU: ")
     turns = [name for name in every if name.startswith("ours, ")]
     assert len(turns) == (5 if shutil.which("g++") else 3)
-
-
-@pytest.mark.slow
-def test_votes(tmp_path, tiny_llama, pair_rows):
-    """The cells of the sweep and their table, on pairs of the same form."""
-    text = tmp_path / "text"
-    tiny_llama(text / "model", num_hidden_layers=2)
-    (text / "folds/fold-0").mkdir(parents=True)
-    pairs = pair_rows(64, augmented_prompt="In other words: what is the best of books?")
-    pairs = [{"id": f"pair-{i}", **row} for i, row in enumerate(pairs)]
-    for name in ("train", "clean", "test"):
-        write_lines(text / f"folds/fold-0/{name}.jsonl", pairs[: 20 if name == "test" else 64])
-    votes = "".join(f"{row['id']},{i % 3 == 0}\n" for i, row in enumerate(pairs[:20]))
-    (text / "folds/fold-0/votes.csv").write_text(f"id,contradicted\n{votes}")
-    found = measured("votes", "--output", tmp_path, "--text", text, "--seconds", 900)
-    assert found.returncode == 0, found.stdout
-    every = rows(tmp_path / "rows.jsonl")
-    assert every["sweep"]["says"] == "2 cells"
-    assert [cell["method"] for cell in every["table"]["cells"]] == ["dpo", "refined"]
 
 
 def test_the_commands_of_the_page(gpu_first):

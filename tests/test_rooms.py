@@ -14,7 +14,6 @@ FILES = own_modules()
 
 
 def imported(name: str, path: Path) -> Iterator[str]:
-    """What a module imports, lazily and for type checkers too."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -48,14 +48,13 @@ def test_the_wrong_labels(rows):
 def test_the_audit(rows):
     for command in re.findall(r"^pacmr (.*?)(?: +#.*)?$", SECTION, re.MULTILINE):
         cli.main(command.split())
-    found = pd.read_csv("audit/groups.csv").set_index("group")["suspected_share"] * 100
+    found = pd.read_csv("audit/groups.csv").set_index("group").eval("100 * suspected / pairs")
     (_, tens, _), (_, low, high, _) = table().values()
     others = found.drop("score 10")
     assert abs(found["score 10"] - tens) < 3 and abs(others.min() - low) < 3 and abs(others.max() - high) < 3
 
 
 def test_a_row_of_each_kind(tmp_path):
-    """The page's rows are read, and each column is known."""
     section = PAGE.partition("**Votes, ties and weights**")[2]
     (tmp_path / "rows.jsonl").write_text(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])
     found = Files(str(tmp_path / "rows.jsonl"), str(tmp_path / "rows.jsonl")).load("train")

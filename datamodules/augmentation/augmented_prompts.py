@@ -14,7 +14,7 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
-from ..columns import text_hash
+from ..columns import text_hash, text_of
 from ..reading import numbered_rows, values_of
 
 _IDS = "pair_ids"
@@ -106,12 +106,7 @@ def read_augmentations(path: str | Path) -> Augmentations:
         prompt, augmented = row.get("prompt"), row.get("augmented_prompt")
         if prompt is None or augmented is None:
             continue
-        if not isinstance(prompt, str) or not isinstance(augmented, str):
-            raise UserError(
-                f"{place} has the augmented prompt {augmented!r}, but it must be a text; name a file that "
-                "pacmr augment wrote."
-            )
-        prompts[prompt] = augmented
+        prompts[text_of(row, "prompt", place)] = text_of(row, "augmented_prompt", place)
         if _IDS in row:
             pairs = (pairs or set()).union(row[_IDS] or ())
         if row.get("method") == RULES:

@@ -56,6 +56,7 @@ def ask_judges(
             print(f"{line}.", file=sys.stderr)
         for j, judge in enumerate(options.judges or ()):
             verdicts = judge.compare(items, store)
+            judging.check_any_verdict(judge, verdicts)
             votes[places, j] = [_VOTES[verdict.preferred] for verdict in verdicts]
             billed, _ = judging.tokens_of(verdicts)
             if billed != NO_TOKENS:
@@ -63,6 +64,8 @@ def ask_judges(
                 notes.append(f"{judge.name}: tokens {billed}" + (f"; cost {cost:,.2f}." if cost else "."))
             if failed := judging.requests_without_answer(verdicts):
                 notes.append(f"{judge.name}: {failed}; the same command repeats them.")
+            if wrong := judging.invalid_answers(verdicts):
+                notes.append(f"{judge.name}: {wrong}.")
     return votes, notes
 
 
@@ -82,7 +85,9 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[judging.Comparison]:
 def reliability_of_judges(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:
     """Return one row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
     verdicts = [pairs[f"{VOTE}{j + 1}"].dropna() for j in range(len(names))]
-    low, high = np.quantile(found.draws[:, 2:], (0.025, 0.975), axis=0)
+    spoke = [bool((one != 0).any()) for one in verdicts]
+    fitted = [found.reliabilities, *np.quantile(found.draws[:, 2:], (0.025, 0.975), axis=0)]
+    reliability, low, high = (np.where(spoke, column, np.nan) for column in fitted)
     return pd.DataFrame(
         {
             "judge": names,
@@ -90,7 +95,7 @@ def reliability_of_judges(names: list[str], pairs: pd.DataFrame, found: Agreemen
             "for_label": [int((one > 0).sum()) for one in verdicts],
             "against_label": [int((one < 0).sum()) for one in verdicts],
             "none": [int((one == 0).sum()) for one in verdicts],
-            "reliability": found.reliabilities,
+            "reliability": reliability,
             "low": low,
             "high": high,
         }

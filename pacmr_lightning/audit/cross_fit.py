@@ -17,6 +17,7 @@ from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from ..analysis.last_pass import last_pass
+from ..datamodules.columns import text_hash
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..files import replacing, write_frame
@@ -55,7 +56,7 @@ class CrossFit:
         self.policy_options = options["policy"]["init_args"]
         self.pairs = data.train_pairs
         prompts = self.pairs.rows["prompt"][:]
-        sides = [_side(str(name)) for name in (prompts if groups is None else groups)]
+        sides = [int(text_hash(str(name))[:2], 16) % 2 for name in (prompts if groups is None else groups)]
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
@@ -151,10 +152,6 @@ class CrossFit:
         for file in unfinished.glob("*.ckpt"):
             file.unlink()
         unfinished.rmdir()
-
-
-def _side(prompt: str) -> int:
-    return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % 2
 
 
 @contextmanager

@@ -46,8 +46,10 @@ class AuditResult:
 
     @property
     def suspected(self) -> pd.DataFrame:
-        """Suspected label errors, the most suspected first: ``id``, ``p`` and ``suggested``."""
+        """Suspected label errors that are not decided: ``id``, ``p``, ``suggested``; lowest p first."""
         found = self.table[self.table["suggested"] == "swap"]
+        if "decision" in found:
+            found = found[~found["decision"].isin(["keep", "swap", "drop"])]
         return found[["id", "p", "suggested"]].reset_index(drop=True)
 
     @property
@@ -100,7 +102,9 @@ def audit(
     options = AuditOptions() if options is None else options
     is_run = (Path(run) / CONFIG).is_file()
     if source is not None and is_run:
-        raise UserError(f"source is given, but {run} is a run, which has its own pairs; leave it out.")
+        sft = Path(run) / "model"
+        hint = f"name its model, {sft}" if sft.is_dir() else "leave it out"
+        raise UserError(f"source is given, but {run} is a run, which has its own pairs; {hint}.")
     if source is None and not is_run and any(Path(run).glob("*config.json")):
         raise UserError(f"{run} is a model and no run; give the pairs, as in --data pairs.jsonl.")
     if source is None and not Path(run).is_dir():
@@ -111,6 +115,7 @@ def audit(
         source = pairs_of(source)
     folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
+    options = replace(options, output=str(folder))
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
     return conclude(scored, run, folder, options, answers)
@@ -166,8 +171,11 @@ def conclude(
     write_text(files["report.html"], page)
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
-    output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
-    if output is not None:
+    default = folder / scored.source.cleaned_name
+    output = options.cleaned or (str(default) if any(changes) else None)
+    if output is None:
+        default.unlink(missing_ok=True)  # of an earlier audit
+    else:
         cleaned = _write_cleaned(scored, output, *changes)
         files["cleaned"] = local_path(output)
     return AuditResult(table, findings, followed, notes, files, cleaned, texts.__getitem__)

@@ -32,10 +32,8 @@ from .scorers import NAMES, Scorer
 
 SEEN = (
     "u comes from a policy that was trained on these labels, wrong ones included. As far as it has memorised "
-    "them, p is too high; --scorer probe and dpo score labels that they have not seen."
+    "them, p is too high; --scorer probe scores labels that it has not seen, as dpo does for a run."
 )
-
-
 BETA = 0.1
 """Scale of u for a model whose training is not known; neither ranks nor p depend on it."""
 
@@ -130,11 +128,12 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     groups, grouped = linear_probe.text_groups(tokens)
     if reference is None:
         linear_probe.check_groups(groups)
-        placed = _placed(model, options)
+        base_model = adapter_base(model) if is_adapter(model) else model
+        placed = _placed(base_model, options)
         u = linear_probe.probe_log_odds(data.state_differences(placed), groups)
         base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
-        note = f"Scores are those of a linear probe on hidden states of {model}."
+        note = f"Scores are those of a linear probe on hidden states of {base_model}."
     else:
         ours, base = (
             data.reference_log_probs(_placed(name, options), f"{title} log-probabilities")
@@ -215,8 +214,7 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
-    if options.cleaned is not None:
-        source.check_output(options.cleaned)
+    source.check_output(options.cleaned or str(Path(options.output or "") / source.cleaned_name))
     if options.decided is None:
         return []
     return options.decided.check(ids, pairs.swapped, pairs.rows["texts"][:])

@@ -1,6 +1,6 @@
 """Suspected label errors: ranks, p, threshold, and the quality of each score."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ class Findings:
     """The scorer, or the one that verdicts of judges are combined with."""
     threshold: float
     cut: float | None
-    """The threshold on the score; None if no label, or every label, is suspected."""
+    """The threshold on the score; None if no score parts the suspected labels from the others."""
     agreement: Agreement
     """By the scorer; pairs in the order in which they were scored."""
     contradicted: tuple[float, float, float]
@@ -71,16 +71,18 @@ def find(
     for name in (scorer, *_computed(pairs, scorer, alone)):
         u, which, expected = pairs[SCORES[name]].to_numpy(), suspected, share[0]
         if name != scorer:
-            other = agreement(u, pairs["prompt"].to_numpy(), votes, resamples=0)
+            own = replace(votes, verdicts=np.zeros((len(u), 0)))
+            known = found.rate if found.known else None
+            other = agreement(u, pairs["prompt"].to_numpy(), own, known, resamples=0)
             which = is_suspected(other, ties, threshold)
             expected = other.contradicted(which)[0] if which.any() else np.nan
         row = {"method": NAMES[name], "contradicted": expected}
         methods.append(row | detection_quality(u, which, pairs["flipped"]))
-    ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
+    by = ["tie", "p", SCORES[scorer], "u"]  # with several votes on a pair p does not follow the score
+    ranked = ranked.sort_values(by if found.usable else by[2:], kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)
-    score = ranked[SCORES[scorer]]
-    number = int(suspected.sum())
-    cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
+    low, high = (pairs[SCORES[scorer]][which] for which in (suspected, ~suspected))
+    cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None
     reliability = annotator_reliability(pairs, found.margin) if "annotator" in pairs else None
     groups, quality = group_reliability(ranked, reliability), pd.DataFrame(methods)
     return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)

@@ -28,6 +28,10 @@ _FOLLOWED = (
     "a shortcut: it then ranks right labels that break it as errors and misses wrong ones that follow it, so "
     "dropping suspected label errors makes the data worse. Read some of these pairs before using this audit."
 )
+_CONTRADICTED = (
+    "expected fraction that another annotator would contradict (with a given rate: that is wrong), the mean "
+    "of 1 - p, of the"
+)
 GROUPS = 100
 """Most groups in a table."""
 
@@ -93,7 +97,8 @@ def findings_in_words(findings: Findings) -> list[str]:
         )
     if not found.usable:
         return [*told, "No label is suspected; the ranks say which pairs to read first."]
-    cut = "" if findings.cut is None else f" (u below {findings.cut:.3g})"
+    parts = findings.cut is not None and findings.scorer == findings.alone  # with judges it is not u
+    cut = f" (u below {findings.cut:.3g})" if parts else ""
     told.append(
         f"Labels with p below {findings.threshold:g}{cut} are suspected: {findings.suspected:,} of "
         f"{len(pairs):,}."
@@ -163,7 +168,7 @@ def methods_table(methods: pd.DataFrame) -> Table:
         "auroc": ("AUROC", "{:.2f}".format),
         "average_precision": ("AP", "{:.2f}".format),
     }
-    notes = ["Contradicted: expected fraction of suspected labels that another annotator would contradict."]
+    notes = [f"Contradicted: {_CONTRADICTED} suspected labels."]
     if methods["recall"].notna().any():
         notes.append(
             "Precision and recall are of the suspected label errors, against the known flips; AP is average "
@@ -182,10 +187,7 @@ def groups_table(groups: pd.DataFrame, known: bool) -> Table:
         "contradicted": ("contradicted", "{:.1%}".format),
         "interval": ("95% interval", str),
     }
-    notes = [
-        "Contradicted: expected fraction of the labels that another annotator would contradict, the mean of "
-        f"1 - p. Groups of fewer than {LEAST} pairs have no interval."
-    ]
+    notes = [f"Contradicted: {_CONTRADICTED} labels. Groups of fewer than {LEAST} pairs have no interval."]
     if "reliability" in groups and groups["reliability"].notna().any():
         columns["reliability"] = "reliability", "{:.1%}".format
         notes.append(

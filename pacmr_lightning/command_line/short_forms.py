@@ -19,7 +19,6 @@ BASE = "preference"
 METHODS = "methods/"
 CONFIG = ("--config", "-c")
 CLASSES = {"--model": ("PreferenceModule", "SFTModule"), "--data": ("PreferenceDataModule", "SFTDataModule")}
-
 PAGE = f"""\
 usage: pacmr fit [--config NAME_OR_FILE ...] [options]
 
@@ -45,12 +44,12 @@ what people change (defaults of the config preference)
   --data.global_batch_size PAIRS    pairs per update, over all devices (default: 32)
   --data.max_length TOKENS          prompt and longer response; longer pairs are dropped (default: 1024)
   --data.source.validation FILE     validation pairs (default: some of the training prompts)
-  --data.augmentations FILE         augmented prompts, from pacmr augment (default: rule-based rewording)
+  --data.augmentations FILE         augmented prompts, from pacmr augment (default: the rows', else by rules)
   --data.noise_rate RATE            flip labels on purpose, to measure a method (default: 0)
   --trainer.max_epochs EPOCHS       (default: 1)
   --trainer.max_steps UPDATES       stop after this many updates (default: -1, no limit)
   --trainer.devices N               GPUs (default: auto, all of them)
-  --trainer.strategy NAME           ddp, or a config of strategies/ for DeepSpeed (default: auto)
+  --trainer.strategy NAME           ddp, for one; --config strategies/zero2 for DeepSpeed (default: auto)
   --seed_everything SEED            (default: 42)
 
 configs and runs
@@ -60,7 +59,8 @@ configs and runs
   --print_config                    print the whole configuration and stop
 
   --help_all                        all options of modules, data and trainer (LightningCLI)
-  --model.help CLASS                options of a class, such as VNetWeighting for --model.weighting.help
+  --config preference --model.weighting.help VNetWeighting
+                                    options of a class, of any option that takes one
 SFT instead: pacmr fit --config sft --model MODEL --data rows.jsonl --output runs/sft"""
 
 
@@ -101,7 +101,9 @@ def expanded(words: list[str]) -> list[str]:
     configs = [_read(value) for option, value, _ in given if option in CONFIG]
     has_data = any(_is_class(option, value) for option, value, _ in given if option in CLASSES)
     has_data |= any(config is None or "data" in config for config in configs)
-    sft = any(_kind(config).endswith("SFTModule") for config in configs if config)
+    models = [config.get("model") for config in configs if config]
+    kinds = [str(model.get("class_path", "")) for model in models if isinstance(model, dict)]
+    sft = any(kind.endswith("SFTModule") for kind in kinds)
     found: list[str] = []
     methods: list[str] = []
     after_configs = 0
@@ -137,6 +139,8 @@ def _is_option(word: str) -> bool:
 def _written_out(option: str, value: str, sft: bool) -> list[str]:
     """Return the full form of a short form; empty for other options."""
     if option == "--output":
+        if not value:
+            raise UserError("--output has no value; give the run's folder, such as runs/mine.")
         return ["--trainer.default_root_dir", value]
     if option not in CLASSES or not value or _is_class(option, value):
         return []
@@ -179,11 +183,6 @@ def _read(file: str) -> dict[str, Any] | None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _kind(config: dict[str, Any]) -> str:
-    model = config.get("model")
-    return str(model.get("class_path", "")) if isinstance(model, dict) else ""
 
 
 def _methods() -> list[str]:

@@ -16,7 +16,7 @@ from ..datamodules.augmentation.structure import texts_of
 from ..datamodules.augmentation.translator import BackTranslation
 from ..datamodules.sources import Source
 from ..datamodules.tokenizer import load_tokenizer
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..evaluation.response_files import answers_path, output_path
 from ..files import write_text
 
@@ -49,6 +49,8 @@ def augment(
         seed: seed of the sample and of the report's examples.
     """
     path = output_path(output, ".parquet")
+    source.refuse_own("output", path)
+    check_at_least(1, n=n)
     if n is not None and tokenizer is None:
         raise UserError(
             f"n is {n}, a number of pairs that training keeps at max_length {max_length}; give --tokenizer, "

@@ -40,6 +40,7 @@ def clean_meta(
         seed: seed of the sample.
     """
     path = output_path(output)
+    source.refuse_own("output", path)
     if not judges:
         raise UserError(
             "judges is missing; give one or more, such as --judges+=EndpointJudge, or GoldJudge for the "

@@ -154,10 +154,10 @@ class PacmrCLI(LightningCLI):
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
             config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
-        if "://" in config.trainer.default_root_dir:
-            raise UserError(f"--output is {config.trainer.default_root_dir}, but it must be a local folder.")
+        if not (given := config.trainer.default_root_dir) or "://" in given:
+            raise UserError(f"--output is {given!r}, but it must be a local folder.")
         # As the Trainer's property, which callbacks read.
-        root = Path(os.path.normpath(config.trainer.default_root_dir))
+        root = Path(os.path.normpath(given))
         config.trainer.default_root_dir = str(root)
         check_flags(config)
         resolve_auto(config)

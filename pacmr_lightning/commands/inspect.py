@@ -37,6 +37,8 @@ def inspect(
         raise UserError(
             f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
         )
+    if output is not None:
+        source.refuse_own("output", output)
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
         found, pairs = inspect_pairs(source, loaded, max_length, tokenization)

@@ -1,6 +1,5 @@
 """Command ``pacmr judge``: win rate, win-score and intervals of one model against another."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from ..command_line.output import plain_table, print_result
 from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.judging import PairJudge, check_prices, requests_without_answer
+from ..evaluation.judging import PairJudge, check_prices, invalid_answers, requests_without_answer
 from ..evaluation.win_rate import JudgedPair, WinRate, judge_pairs, response_pairs
 from ..files import check_writable, local_path
 
@@ -90,8 +89,9 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         "-" if share is None else f"{share:.1%}"
         for share in (result.flipped, result.first_shown, result.invalid, result.unanswered)
     )
+    none = "; none here, as lengths hardly overlap" if result.length_controlled_win_rate is None else ""
     yield (
-        "length-controlled: at equal length, a tie counts as half a win; without length control "
+        f"length-controlled: at equal length, a tie counts as half a win{none}; without length control "
         f"{result.win_score.value / 2:.1%}"
     )
     yield f"mean length of A and B: {lengths} characters"
@@ -108,6 +108,5 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
     verdicts = [one.verdict for one in judged if one.verdict is not None]
     if failed := requests_without_answer(verdicts):
         yield f"{failed}; the same command repeats them"
-    opinions = [opinion for verdict in verdicts for opinion in verdict.orders if opinion.problem]
-    if wrong := Counter(opinion.problem for opinion in opinions if opinion.answer is not None):
-        yield f"invalid answers: {wrong.total()} (mostly: {wrong.most_common(1)[0][0]})"
+    if wrong := invalid_answers(verdicts):
+        yield wrong

@@ -312,8 +312,12 @@ def _http_client(valid: Callable[[str], bool]) -> Any:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of a port or an address
+        usable = None
+    if not usable:
         raise UserError(f"base_url is {url!r}, but it must look like http://localhost:8000/v1.")
     if parts.username or parts.password:
         raise UserError(

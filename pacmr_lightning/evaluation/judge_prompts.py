@@ -79,9 +79,11 @@ def judge_messages(task: Task, prompt: str | Messages, first: str, second: str) 
     """Return the conversation that asks a judge to compare responses A (``first``) and B (``second``)."""
     # One pass: text in a post that looks like a placeholder stays.
     if task == "summary":
-        post = prompt if isinstance(prompt, str) else _post(prompt)
+        # Chat-format summary datasets hold the post as the only message.
+        if not isinstance(prompt, str):
+            prompt = message_text(prompt[0]) if len(prompt) == 1 else as_text(prompt)
         # The cue for the summary is no part of the post.
-        texts = {"prompt": post.strip().removesuffix("TL;DR:").rstrip()}
+        texts = {"prompt": prompt.strip().removesuffix("TL;DR:").rstrip()}
     else:
         history, query = _split_query(as_messages(prompt))
         texts = {"history": as_text(history) or NO_HISTORY, "query": query}
@@ -102,11 +104,6 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
     if not lines or not found[-1] or len(letters) > 1:
         return None
     return "A" if "A" in letters else "B"
-
-
-def _post(messages: Messages) -> str:
-    # Chat-format summary datasets hold the post as the only message.
-    return message_text(messages[0]) if len(messages) == 1 else as_text(messages)
 
 
 def _split_query(messages: Messages) -> tuple[Messages, str]:

@@ -77,6 +77,13 @@ def requests_without_answer(verdicts: Iterable[Verdict]) -> str:
     return f"{found.total()} requests failed (mostly: {found.most_common(1)[0][0]})" if found else ""
 
 
+def invalid_answers(verdicts: Iterable[Verdict]) -> str:
+    """Return how many answers hold no verdict, and the most frequent problem; empty for none."""
+    opinions = (opinion for verdict in verdicts for opinion in verdict.orders if opinion.answer is not None)
+    found = Counter(opinion.problem for opinion in opinions if opinion.problem)
+    return f"invalid answers: {found.total()} (mostly: {found.most_common(1)[0][0]})" if found else ""
+
+
 def tokens_of(verdicts: Iterable[Verdict]) -> tuple[Tokens, Tokens]:
     """Return what verdicts cost, in all calls and in this one."""
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
@@ -106,6 +113,18 @@ class PairJudge(ABC):
     def questions(self, items: Sequence[Comparison], store: AnswerStore) -> list[Messages]:
         """Return what ``compare`` would send to a server that bills it; nothing by default."""
         return []
+
+
+def check_any_verdict(judge: PairJudge, verdicts: Sequence[Verdict]) -> None:
+    """Raise a UserError if none of a judge's answers holds a verdict."""
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
+    if opinions and all(opinion.problem is not None for opinion in opinions):
+        (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()
+        answer = next((f": {opinion.answer.strip()[:200]!r}" for opinion in opinions if opinion.answer), "")
+        raise UserError(
+            f"The judge {judge.name} gave no verdict on any of {len(verdicts)} pairs (mostly: {problem})"
+            f"{answer}; name another judge, or change its options."
+        )
 
 
 def price(prompt: float, completion: float, prices: Prices) -> float | None:

@@ -80,7 +80,7 @@ class RewardModelJudge(PairJudge):
         for i in range(0, len(scores), 2):
             first, second = scores[i : i + 2]
             if problem := problems.get(i) or problems.get(i + 1):
-                verdicts.append(Verdict((Opinion("none", None, problem),) * 2))
+                verdicts.append(Verdict((Opinion("none", "", problem),) * 2))
             else:
                 verdicts.append(by_scores(first, second))
         return verdicts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from ..errors import UserError
 from ..files import content_digest, write_json, write_json_lines
 from .answer_store import AnswerStore, content_key
-from .judging import PairJudge, Preference, Prices, Verdict, price, tokens_of
+from .judging import PairJudge, Preference, Prices, Verdict, check_any_verdict, price, tokens_of
 from .response_files import ResponsePair, pair_rows, read_responses
 
 Outcome = Literal["win", "tie", "loss"]
@@ -24,6 +23,8 @@ SLOPE_C = 100.0
 """Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): weak, but enough if length decides all."""
 TOLERANCE, ITERATIONS = 1e-9, 1000
 """Scikit-learn's default of 1e-4 leaves errors in the third digit of the rate for small samples."""
+OVERLAP = 0.025
+"""Least share of pairs in which each side is not the longer one, for a rate at equal length."""
 VERDICTS, SUMMARY = "verdicts.jsonl", "summary.json"
 _VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
@@ -96,14 +97,7 @@ def judge_responses(pairs: Sequence[ResponsePair], judge: PairJudge, store: Answ
             f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs; return one per "
             "pair, in their order."
         )
-    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
-    if opinions and all(opinion.problem is not None for opinion in opinions):
-        (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()
-        answer = next((f": {opinion.answer.strip()[:200]!r}" for opinion in opinions if opinion.answer), "")
-        raise UserError(
-            f"The judge {judge.name} gave no verdict on any of {len(asked)} pairs (mostly: {problem})"
-            f"{answer}; name another judge, or change its options."
-        )
+    check_any_verdict(judge, verdicts)
     answers = iter(verdicts)
     return [JudgedPair(pair, None if pair.identical else next(answers)) for pair in pairs]
 
@@ -179,8 +173,12 @@ def outcome_rates(
 
 
 def length_term(differences: np.ndarray) -> np.ndarray | None:
-    """Return tanh(d / s), with uncentred deviation s of (N,) length differences d; None if all are equal."""
-    if len(differences) < 2 or np.ptp(differences) == 0:
+    """Return tanh(d / s), with the deviation s of (N,) length differences d, which are not centred.
+
+    None if all are equal, or if one side is the longer one in nearly all pairs: no data is at equal length.
+    """
+    beyond = min(np.mean(differences <= 0), np.mean(differences >= 0))
+    if len(differences) < 2 or np.ptp(differences) == 0 or beyond < OVERLAP:
         return None
     return np.tanh(differences / differences.std(ddof=1))
 
@@ -290,6 +288,5 @@ def _costs(judged: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
 
 def _row(one: JudgedPair) -> dict[str, Any]:
     orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
-    pair = one.pair
-    texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}
-    return {"id": pair.id, "verdict": one.outcome, "orders": orders, **texts}
+    texts = {"prompt": one.pair.prompt, "responses": [one.pair.first, one.pair.second]}
+    return {"id": one.pair.id, "verdict": one.outcome, "orders": orders, **texts}

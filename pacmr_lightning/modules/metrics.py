@@ -4,9 +4,10 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
@@ -27,16 +28,18 @@ SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) is above 0.999, and DPO's loss has no gradient to speak of."""
 VNET = ("slope", "offset", "restraint")
 """Means over VNet's a and b, or those of a fixed sigmoid weighting."""
+GAP = ("weights/unflipped", "weights/flipped", "weights/gap")
+"""Statistics of a window in which both kinds of labels are known."""
 WEIGHT_GAP = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 
 
 class RunningMeans(nn.Module):
-    """Running means by name, over pairs and ranks; ``checked`` waits for the GPU and raises on NaN."""
+    """Running means by name, over pairs and ranks."""
 
-    def __init__(self, names: tuple[str, ...], checked: bool = True):
+    def __init__(self, names: tuple[str, ...]):
         super().__init__()
-        strategy: Literal["error", "disable"] = "error" if checked else "disable"
-        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy=strategy) for name in names})
+        # Else torchmetrics would wait for the GPU at each update.
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="disable") for name in names})
         for metric in self._metrics.values():
             metric.persistent(True)  # so that a window continues after a resume
 
@@ -77,6 +80,21 @@ class RunningMeans(nn.Module):
                 found[name] = value
             metric.reset()
         return found
+
+
+def last_update(trainer: Trainer) -> int:
+    """Return the step at which Lightning logs the last update's metrics."""
+    return max(trainer.global_step - 1, 0)
+
+
+def log_numbers(trainer: Trainer, values: Mapping[str, float]) -> None:
+    """Log scalars once, with the last update's metrics, and add them to ``trainer.callback_metrics``."""
+    # What LightningModule.log gets, Lightning logs again and again until the epoch ends.
+    kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
+    trainer.callback_metrics.update(kept)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(values), step=last_update(trainer))
+        logger.save()
 
 
 def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
@@ -128,7 +146,7 @@ class WeightStatistics(RunningMeans):
 
     def __init__(self) -> None:
         names = ("from_half", "square", "unflipped", "of_unflipped", "flipped", "of_flipped")
-        super().__init__((*names, *VNET), checked=False)
+        super().__init__((*names, *VNET))
 
     def add(self, weights: Weights, flipped: Tensor, floor: float | None) -> None:
         """Add N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown.
@@ -160,11 +178,7 @@ class WeightStatistics(RunningMeans):
         found |= {f"weights/{name}": means[name] for name in VNET if name in means}
         if means["unflipped"] > 0 and means["flipped"] > 0:
             unflipped, flipped = (means[f"of_{name}"] / means[name] for name in ("unflipped", "flipped"))
-            found |= {
-                "weights/unflipped": unflipped,
-                "weights/flipped": flipped,
-                "weights/gap": unflipped - flipped,
-            }
+            found |= zip(GAP, (unflipped, flipped, unflipped - flipped), strict=True)
         return found
 
 

@@ -26,7 +26,7 @@ from ..weighting import Unweighted, Weighting
 from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
 from .base import TrainedOnly, check_finite
-from .metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
+from .metrics import GAP, REWARDS, RunningMeans, WeightStatistics, gold_accuracy, log_numbers, reward_values
 from .micro_batch_finder import can_be_tried, chosen, fit_pairs
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options
 from .schedule import datamodule, learning_rate_by_size, log_short_run, planned_updates
@@ -123,8 +123,7 @@ class PreferenceModule(Recorded, TrainedOnly):
 
         self.held_out_means = RunningMeans((*REWARDS, "kl", "gold_accuracy"))
         self.decoding = Decoding()
-        # check_finite checks their inputs.
-        self.train_means = RunningMeans((*REWARDS, "grad_norm"), checked=False)
+        self.train_means = RunningMeans((*REWARDS, "grad_norm"))
         self.weight_statistics = WeightStatistics()
         self.options: dict[str, Any] = {}
         self.outer_values: dict[str, Tensor] = {}
@@ -179,6 +178,11 @@ class PreferenceModule(Recorded, TrainedOnly):
             rank_zero_info(sentence)
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
+            if not data.noise_rate:
+                rank_zero_info(
+                    f"label_noise auto is 0, as no noise is injected, and {type(self.objective).__name__} is "
+                    "then plain DPO; for labels that people made give --model.objective.label_noise RATE."
+                )
         share = self._share
         if self.asks_micro_batch_size:  # until memory is tried
             self.micro_batch_size = math.gcd(AUTO, share)
@@ -327,7 +331,9 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.weight_statistics.add(inner.weights, train.flipped, floor)
 
     def _log_training(self) -> None:
-        values = self.train_means.compute() | self.weight_statistics.compute() | self.outer_values
+        values = self.train_means.compute() | self.weight_statistics.compute()
+        seldom = {name: values.pop(name) for name in GAP if name in values} | self.outer_values
+        log_numbers(self.trainer, {f"train/{name}": float(value) for name, value in seldom.items()})
         self.outer_values = {}
         shown = ("loss", "rewards/accuracies")
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
@@ -363,7 +369,12 @@ class PreferenceModule(Recorded, TrainedOnly):
     def on_validation_epoch_end(self) -> None:
         """Log the means as ``val/...``, or ``test/...``."""
         split = "test" if self.trainer.testing else "val"
-        for name, value in self.held_out_means.compute().items():
+        found = self.held_out_means.compute()
+        if "loss" not in found:
+            raise UserError(
+                f"The {split} loss is not a finite number; lower the learning rate, or use float32."
+            )
+        for name, value in found.items():
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)
 

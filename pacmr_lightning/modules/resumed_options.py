@@ -46,7 +46,8 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
 
     A ``Recorded`` object has the arguments that it keeps under their names; a file its name and content.
     """
-    if isinstance(value, str) and (path := local_path(value)).is_file():
+    # os.path, for which a long text is no file, and no error.
+    if isinstance(value, str) and os.path.isfile(path := local_path(value)):
         return {name: f"{path.name} ({content_digest(path)[:12]})"}
     if value is None or isinstance(value, (bool, int, float, str)):
         return {name: value}

@@ -1,19 +1,18 @@
 """Base class of preference objectives."""
 
 from abc import ABC, abstractmethod
-from copy import copy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import check_within
-from ..recorded import Recorded
+from ..recorded import Stateful
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
 
 
-class Objective(Recorded, ABC):
+class Objective(Stateful, ABC):
     """A preference loss with one value per pair; the weighting multiplies it, the module averages it.
 
     A plain loss needs only ``__call__``. Override other methods to weigh pairs against each other
@@ -34,8 +33,6 @@ class Objective(Recorded, ABC):
     """True if detached factors depend on omega, so that differences do not estimate the gradient."""
     corrects_labels: bool = False
     """True if the loss models label noise itself, so that soft labels would correct twice."""
-    kept: tuple[str, ...] = ()
-    """Attributes to checkpoint: plain numbers, strings, lists and dicts, the same on all ranks."""
     label_noise: float | Literal["auto"] | None = None
     """Assumed noise rate; "auto" until ``resolve_label_noise``, None if the loss has none."""
 
@@ -78,12 +75,3 @@ class Objective(Recorded, ABC):
     def resolve_label_noise(self, rate: float) -> None:
         """Set a ``label_noise`` of "auto" to the data's; raises UserError if it is out of range."""
         raise NotImplementedError(f"{type(self).__name__} has no label_noise")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in ``kept``."""
-        return {name: copy(getattr(self, name)) for name in self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore ``state_dict``, of the same kind of objective."""
-        for name in self.kept:
-            setattr(self, name, copy(state[name]))

@@ -80,7 +80,7 @@ class PolicyModel(Recorded, nn.Module):
             products and attention, and recomputes the rest, such as norms. "auto" recomputes on a GPU, in a
             fit only what a step needs to fit (``modules.micro_batch_finder``).
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", ...), except
-            "flex_attention"; "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
+            "flex_attention"; "auto" is transformers' own choice (sdpa), or packed pairs (``layout``).
         layout: "shared" computes a prompt once for both responses; on a GPU with a half-precision base all
             pairs are then packed into one row without padding (``varlen_attn``), unless
             ``attn_implementation`` is set. "separate" runs one sequence a row. "auto" is "shared" with SDPA
@@ -303,17 +303,10 @@ class PolicyModel(Recorded, nn.Module):
     def single_gradients(
         self, rows: Rows, direction: Mapping[str, Tensor] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Take each pair's gradient from one forward and one backward pass inside, for a sum over pairs.
+        """Take each pair's gradient of a sum over N pairs, from one forward and one backward pass inside.
 
-        Args:
-            rows: N pairs, which both passes run.
-            direction: if given, of each gradient only its product with it is kept.
-
-        Yields:
-            By adapter parameter (N, *shape) gradients, or (N,) products; filled at the end.
-
-        Raises:
-            UnsupportedLoraError: a LoRA layer does not see whole rows.
+        Yields (N, *shape) gradients by adapter parameter, filled at the end, or (N,) products with a
+        ``direction``. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
         found: dict[str, Tensor] = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)

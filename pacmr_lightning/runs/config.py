@@ -22,7 +22,6 @@ from ..recorded import as_config
 from .folder import CONFIG
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-
 BY_PYTHON = "# Written by RunCheckpoint for a run that Python started.\n"
 
 
@@ -132,7 +131,7 @@ def resolve_auto(config: Namespace) -> None:
     lora = model.get("policy") or model.get("lora")
     gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if options.get("dtype") == "auto":
-        options["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
+        options["dtype"] = str(base_dtype("auto", None if gpu and lora else False)).removeprefix("torch.")
         rank_zero_info(f"dtype auto is {options['dtype']}, {'on a GPU' if gpu else 'without a GPU'}.")
 
 

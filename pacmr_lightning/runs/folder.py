@@ -90,7 +90,12 @@ MARGIN, KL = 0.005, 1e-4
 
 
 def unmoved(metrics: Mapping[str, Any]) -> str | None:
-    """Return a sentence if the policy still equals its reference; None if it moved or was not validated."""
+    """Return a sentence if the policy still equals its reference; None if it moved or was not validated.
+
+    Also None where KLGuard went back, which has said why.
+    """
+    if "val/guard/restored_step" in metrics:
+        return None
     loss, margin, kl = (metrics.get(f"val/{name}") for name in ("loss", "rewards/margins", "kl"))
     if loss is None or margin is None or kl is None or abs(margin) >= MARGIN or kl >= KL:
         return None

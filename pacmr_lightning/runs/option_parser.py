@@ -138,7 +138,8 @@ def cause_of(message: str, parser: ArgumentParser | None = None) -> tuple[str, s
 
 def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]:
     classes = _subclasses(_bases(next((a for a in _actions(parser) if a.dest == key), None)))
-    value = _shown((re.findall(r"(?:Given|Got) value: ?(.*)", text) or [""])[-1])
+    value = (re.findall(r"(?:Given|Got) value: ?(.*)", text) or [""])[-1] or "nothing"
+    value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
     flat = " ".join(text.split())
     if found := _NO_CLASS.search(text):
         # An option of a class that is not given yet.
@@ -228,7 +229,3 @@ def _meant(names: list[str]) -> str:
 
 def _either(names: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _shown(value: str) -> str:
-    return "nothing" if not value else value if len(value) <= LONGEST else f"{value[:LONGEST]}..."

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from ..errors import UserError
-from ..files import content_digest, local_path, write_json
+from ..files import content_digest, files_of, local_path, write_json
 from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
@@ -185,7 +185,7 @@ def _inputs(options: Any, cell: Cell) -> dict[str, str]:
         # Other folders are written to, by loggers for one.
         is_data = os.path.isdir(path) and re.search(r"\.(source|clean_meta)\b", name)
         if os.path.isfile(path) or is_model or is_data:
-            found[text] = _digest(path, tuple((file, file.stat().st_mtime_ns) for file in _files(path)))
+            found[text] = _digest(path, tuple((file, file.stat().st_mtime_ns) for file in files_of(path)))
         else:
             for kind in ("models", "datasets"):
                 commit = Path(HF_HUB_CACHE, f"{kind}--{text.replace('/', '--')}", "refs", "main")
@@ -194,10 +194,6 @@ def _inputs(options: Any, cell: Cell) -> dict[str, str]:
         if os.path.isfile(path / ADAPTER):
             found |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
     return found
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 @lru_cache

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..batch import PairBatch
 from ..errors import UserError, first_line
@@ -87,17 +87,17 @@ class AuditedWeights(Weighting):
     @cached_property
     def _table(self) -> AuditTable:
         assert self.audit is not None, "check_pairs comes before weights without an audit."
-        return AuditTable(self.audit, "p_majority")
+        return AuditTable(self.audit, "p", "p_majority")
 
     @cached_property
     def _known(self) -> dict[str, float]:
         """Weights by id; of an audit, its ``p_majority``."""
         table = self._table.rows
         right = table["p_majority"]
-        if right.isna().any():
-            raise UserError(
-                f"The audit {self.audit} could not predict the labels, so it has no probabilities; audit "
-                "again with another --scorer or a run that has learned more, or with --noise_rate."
+        if table["p"].isna().any():
+            rank_zero_warn(
+                f"The scores of the audit {self.audit} predict its labels no better than a coin, so its "
+                "probabilities say little; audit again with another --scorer, a larger model or --noise_rate."
             )
         if self.hard:
             right = right.ge(0.5).astype(float)
@@ -107,11 +107,11 @@ class AuditedWeights(Weighting):
 
 
 class AuditTable:
-    """``pairs.parquet`` of an audit: ids, observed labels, another column, and decisions if any."""
+    """``pairs.parquet`` of an audit: ids, observed labels, other columns, and decisions if any."""
 
     rows: pd.DataFrame
 
-    def __init__(self, path: str, column: str):
+    def __init__(self, path: str, *others: str):
         import pandas as pd  # a slow import
         import pyarrow.parquet as pq
 
@@ -120,7 +120,7 @@ class AuditTable:
             raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
         try:
             decided = {"decision"} & set(pq.read_schema(self.path).names)
-            self.rows = pd.read_parquet(self.path, columns=["id", column, "observed", "texts", *decided])
+            self.rows = pd.read_parquet(self.path, columns=["id", *others, "observed", "texts", *decided])
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is no table of pacmr audit ({first_line(error)}); give the pairs.parquet that it "

@@ -14,7 +14,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..objectives import Objective
-from ..recorded import Recorded
+from ..recorded import Stateful
 from ..rewards import Rewards
 
 
@@ -37,7 +37,7 @@ class Weights:
         )
 
 
-class Weighting(Recorded, ABC):
+class Weighting(Stateful, ABC):
     """Base class: a weight for each pair's loss.
 
     No nn.Module, since what it learns must not be cast, sharded or stepped with the policy. One that learns
@@ -64,9 +64,6 @@ class Weighting(Recorded, ABC):
 
     columns: tuple[str, ...] = ()
     """Columns of the rows, of ``TokenizedPairs.own_columns``, that the weights come from."""
-
-    kept: tuple[str, ...] = ()
-    """Attributes to checkpoint, such as an option that "auto" leaves to the data."""
 
     soft_labels: bool = False
     """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label; not with
@@ -130,15 +127,6 @@ class Weighting(Recorded, ABC):
 
     def to(self, device: torch.device) -> None:
         """Move the state to a device, before it is restored and before its optimizer has any state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return rank 0's state: tensors, numbers, strings, lists and dicts, always with the same keys."""
-        return {name: getattr(self, name) for name in self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the return value of ``state_dict``."""
-        for name in self.kept:
-            setattr(self, name, state[name])
 
 
 class Unweighted(Weighting):

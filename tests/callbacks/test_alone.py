@@ -27,7 +27,6 @@ LEFT = {
     "RunSummary": (set(), {"summary.json"}),
     "SampleResponses": ({"responses/text_summary"}, {"responses.jsonl"}),
     "SequenceKL": (SAMPLED, set()),
-    "Snapshots": (set(), {"checkpoints/snapshot-2.ckpt"}),
     "Throughput": ({"wall_clock/train/device/samples_per_sec"}, set()),
     "VNetSurfaces": (
         {f"pair_weights/{name}" for name in MAPS},
@@ -50,7 +49,6 @@ OPTIONS = {
     "RunCheckpoint": {"every_n_train_steps": 9},
     "SampleResponses": {"prompts": 1, "max_new_tokens": 3},
     "SequenceKL": {"samples": 4, "max_new_tokens": 3},
-    "Snapshots": {"steps": [2, 9]},
     "Throughput": {"window_size": 2},
 }
 

@@ -94,7 +94,6 @@ def test_what_was_answered_is_not_generated_again(predict, tmp_path, caplog):
 
 
 def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
-    """In a file that is named, whose folder is made."""
     tokenizer = load_tokenizer(model)
     tokenizer.chat_template = TURNS
     tokenizer.save_pretrained(model)

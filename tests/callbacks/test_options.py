@@ -25,8 +25,6 @@ from .conftest import Module, fit
         ("WeightDistributions", {"steps": [-1], "window": 0, "every": 0.0}),
         ("WeightGap", {"probe_pairs": 0, "every": 0}),
         ("WeightRecorder", {"rows_per_part": 0}),
-        ("Snapshots", {"steps": [0, 5]}),
-        ("Snapshots", {"steps": []}),
     ],
 )
 def test_bad_options(callback, options):

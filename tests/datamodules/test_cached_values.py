@@ -55,7 +55,6 @@ def rank_of(rank, world_size):
 
 
 def test_batches_bring_what_live_computes(folder, cache, write_rows, pair_rows):
-    """Also beside pairs that have no augmented prompt."""
     rows = [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)] + pair_rows(20)
     source = Files(write_rows(rows), write_rows(rows[:2], "validation.jsonl"))
     policy, data = policy_of(folder), data_of(folder, source, reference="cached", noise_rate=0.4)

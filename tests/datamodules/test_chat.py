@@ -49,7 +49,8 @@ def test_rewording_changes_what_the_user_says(plain):
     assert "[system]I do not know." in view and "[user]I don't know." in view
     given = row | {"augmented_prompt": "Tell me of the sea."}
     kept, _ = tokenize_pairs(pairs(given), plain, 512)
-    assert plain.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
+    view = plain.decode(kept["augmented_ids"][0])
+    assert "[system]I do not know." in view and "[user]Tell me of the sea." in view, "it is the last message"
 
 
 SYSTEM, USER = QUESTION

@@ -72,13 +72,13 @@ def test_parquet(tmp_path):
 
 SIDED = {
     "score_chosen": 8.5, "score_rejected": 2, "chosen_model": "a", "rejected_model": "b", "chosenTime": [1],
-    "rejectedTime": [2], "response-CHOSEN": None, "response-REJECTED": "x", "margin": 6.5, "score_diff": 3,
+    "rejectedTime": [2], "response-CHOSEN": None, "response-REJECTED": "x", "margin": 6.5, "a_diff": "+.5",
     "meta": {"chosen_score": 1.5, "rejected_score": 2, "margin": -0.5, "eta": 0.9, "source": "s"},
     "winner": "A", "chosen_index": 0, "label": 1, "note_margin": "wide", "tokens": 7, "difficulty": 2,
 }  # fmt: skip
 SWAPPED = SIDED | {
     "score_chosen": 2, "score_rejected": 8.5, "chosen_model": "b", "rejected_model": "a", "chosenTime": [2],
-    "rejectedTime": [1], "response-CHOSEN": "x", "response-REJECTED": None, "margin": -6.5, "score_diff": -3,
+    "rejectedTime": [1], "response-CHOSEN": "x", "response-REJECTED": None, "margin": -6.5, "a_diff": "-.5",
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         "Columns that are exchanged where a label is swapped: chosen, rejected, score_chosen, "
         "score_rejected, chosen_model, rejected_model, chosenTime, rejectedTime, response-CHOSEN, "
         "response-REJECTED.",
-        "Columns whose numbers change their sign where a label is swapped: margin, score_diff, note_margin.",
+        "Columns whose numbers change their sign where a label is swapped: margin, a_diff, note_margin.",
         "Columns that are not changed where a label is swapped; check those that describe a side: "
         "meta, winner, chosen_index, label, tokens, difficulty.",
     ]
@@ -139,7 +139,6 @@ def test_parquet_sides_of_several_types(tmp_path):
 
 
 def test_messages_and_tools_of_a_hub_dataset(tmp_path):
-    """All that training and a template read is written."""
     call = {"tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}], "reasoning_content": "r"}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": ["x", None]}}}}]
     more = {"tools": json.dumps(tools), "chat_template_kwargs": {"enable_thinking": False}}
@@ -150,6 +149,8 @@ def test_messages_and_tools_of_a_hub_dataset(tmp_path):
     rows = [{"prompt": [USER | {"content": f"q{i}"}], **sides, **more} for i in range(3)]
     write_lines(tmp_path / "set" / "train.jsonl", rows)
     source, path = HubPreferences(str(tmp_path / "set")), tmp_path / "out.jsonl.gz"
+    with pytest.raises(UserError, match="the pairs themselves are"):
+        source.write_cleaned(str(tmp_path / "set" / "more.jsonl"), set(), set())
     known = source.load_all()
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
     assert source.write_cleaned(str(path), set(), set()) == 3
@@ -161,12 +162,25 @@ def test_messages_and_tools_of_a_hub_dataset(tmp_path):
     assert found["tools"][0] == known["tools"][1] and found["chosen"][1] == known["chosen"][2]
 
 
+def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
+    """A file has a prompt in each row, or in none; numbers and truth values may be texts."""
+    rows = [{side: f"Question {i}: {side}" for side in ("chosen", "rejected")} for i in range(3)]
+    (tmp_path / "set").mkdir()
+    write_lines(tmp_path / "set" / "train.jsonl", [*rows, {"chosen": "Alpha", "rejected": "Gamma"}])
+    source, path = HubPreferences(str(tmp_path / "set")), str(tmp_path / "out.jsonl")
+    assert source.write_cleaned(path, set(), set()) == len(read_preferences(path)) == 3
+    assert "1 rows without a common prompt are left out" in capsys.readouterr().out
+    source = Files(write_rows([ROWS[1] | {"id": "a", "eta": "0.25", "flipped": "false"}]))
+    assert source.write_cleaned(path, set(), {"a"}) == 1
+    assert [(row["eta"], row["flipped"]) for row in lines(tmp_path / "out.jsonl")] == [(0.75, True)]
+
+
 def test_bad_input(write_rows, tmp_path):
     path, held = write_rows(ROWS[1:]), str(tmp_path / "held.jsonl")
-    with pytest.raises(UserError, match=r"own data; name another"):
+    with pytest.raises(UserError, match="the pairs themselves are; name"):
         Files(path, validation=held).check_output(held)
     for output, drop, said in (
-        (path, set(), "own data; name another"),
+        (path, set(), "the pairs themselves are; name another file"),
         (str(tmp_path / "out.jsonl"), {"gone"}, r"no row 'gone' any more \(1 of 1"),
     ):
         with pytest.raises(UserError, match=said):

@@ -23,6 +23,7 @@ from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.hh import SUBSETS
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import content_digest
 
 from ..conftest import read_lines, write_lines
 
@@ -157,7 +158,6 @@ def test_any_dataset(tmp_path):
 
 
 def test_conversations(tmp_path):
-    """Those of pairs: test_cleaned.py."""
     row = {"messages": [message("user", "q"), message("assistant", "a")]}
     for split, count in (("train", 3), ("test", 2)):
         path = write_parquet(tmp_path / "chat", split, [row] * count)
@@ -253,7 +253,6 @@ def test_a_column_can_be_left_out(tmp_path):
 
 
 def test_columns_that_are_not_read(tmp_path, caplog):
-    """They are named, whatever type they have."""
     odd = {
         "map": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
         "time": pa.array([1] * 3, pa.time64("ns")),
@@ -321,6 +320,22 @@ def test_real_rows(shared_data, tmp_path):
     for source in (pairs, HHCompletions(*hh)):
         assert len(source.load("train")) + len(source.load("validation")) == 2077
     assert len(pairs.prompts) > 50
+
+
+def test_a_folder_named_like_a_loader_of_datasets(tmp_path, monkeypatch):
+    """Only its own files are read, those of another split's columns and below a link too."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "p", "chosen": f"c{i}", "rejected": "r"} for i in range(3)]
+    for name, count in (("csv", 3), ("others", 2)):
+        write_csv(tmp_path / name, rows[:count])
+    pd.DataFrame(rows).assign(category="x").to_csv("csv/validation.csv", index=False)
+    source = HubPreferences("csv", validation_split="validation")
+    assert [len(source.load(split)) for split in ("train", "validation")] == [3, 3]
+    Path("linked").mkdir()
+    Path("linked/data").symlink_to(tmp_path / "others")
+    before = content_digest("linked")
+    write_csv(tmp_path / "others", rows)
+    assert content_digest("linked") != before
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "train.parquet"])

@@ -78,7 +78,6 @@ def test_rates_by_category(world):
 
 
 def test_mask_files(world, tmp_path):
-    """Of Parquet, as a run writes them: test_by_content.py."""
     mask = SymmetricNoise(0.3).flips(world, 42)
     path = write_lines(tmp_path / "mask.jsonl", ({"id": i, "flipped": f} for i, f in mask.items()))
     noise = NoiseFromMask(path)

@@ -149,7 +149,6 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=[message for _, message in BAD_LINES])
 def test_bad_lines_are_named(tmp_path, line, message):
-    """Lines that are no JSON, and files without any: test_cli.py."""
     path = tmp_path / "bad.jsonl"
     # A byte order mark and a blank line are harmless.
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROW).encode() + b"\n\n" + line + b"\n")

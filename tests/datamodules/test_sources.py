@@ -30,14 +30,15 @@ def test_wrong_options(write_rows, pair_rows, kind):
     with pytest.raises(UserError, match=said):
         kind(path, validation_fraction=1e-9).load("validation")
     one = write_rows(pair_rows(1, completion=" a") * 9, "one.jsonl")
-    with pytest.raises(UserError, match=r"1 distinct prompts are split; give --data\.source\.validation"):
+    with pytest.raises(UserError, match=r"1 distinct prompts are split; give the source validation"):
         kind(one).load("validation")
+    with pytest.raises(UserError, match="names '' as its training or validation rows"):
+        kind(path, "")
     with pytest.raises(UserError, match="pairs is 0"):
         sources.EmbeddedWorld(pairs=0)
 
 
 def test_pairs_of_one_world():
-    """What a row has: pacmr_lightning/test_embedded_world.py."""
     one, other, again = (sources.EmbeddedWorld(200, 50, 3, pairs_seed=seed) for seed in (3, 4, None))
     train, validation = one.load("train"), one.load("validation")
     assert (len(train), len(validation)) == (200, 50) and not set(train["id"]) & set(validation["id"])
@@ -75,6 +76,10 @@ def test_prompts_alone(tmp_path):
     assert [prompt.text for prompt in draw_prompts(source, None, 0)] == ["tell me", "sing"]
     with pytest.raises(UserError, match=r"prompts.jsonl has prompts only, for pacmr predict"):
         source.load("train")
-    file.write_text('{"prompt": "tell me"}\n{"text": "sing"}\n')
-    with pytest.raises(UserError, match="line 2: 'prompt' is None, but it must be a text"):
-        sources.Prompts(str(file))
+    for row, said in (
+        ('{"text": "a"}', "None, but it must be a string."),
+        ('{"prompt": "\\ud83d"}', "half of a"),
+    ):
+        file.write_text(f'{{"prompt": "tell me"}}\n{row}\n')
+        with pytest.raises(UserError, match=f"line 2: 'prompt' is {said}"):
+            sources.Prompts(str(file))

@@ -162,7 +162,6 @@ HARD = [
 
 
 def test_the_trained_tokenizer(tmp_path):
-    """In memory, and loaded again."""
     trained = train_tokenizer(TEXTS, vocab_size=420)
     trained.save_pretrained(tmp_path)
     for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path)):

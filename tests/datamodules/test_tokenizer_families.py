@@ -220,7 +220,6 @@ THOUGHT = "<think>a sea</think>blue."
     ],
 )
 def test_what_a_template_changes(template, messages, expected):
-    """How it is counted and said: test_inspect.py."""
     assert render(build("byte level", template=template), *messages).changed == expected
 
 

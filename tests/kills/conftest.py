@@ -32,7 +32,6 @@ CALLBACKS = {
     "Health": {},
     "SampleResponses": {"prompts": 2, "every": 8, "max_new_tokens": 4},
     "GoldReward": {"samples": 32, "max_new_tokens": 4},
-    "Snapshots": {"steps": [18]},
 }
 
 
@@ -155,7 +154,6 @@ def same(a, b, atol, where):
 
 
 def table(path):
-    """Columns of a file, but for times."""
     frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, engine="pyarrow")
     return frame.drop(columns=[name for name in frame if is_time(name)])
 

@@ -21,7 +21,6 @@ from ..conftest import fails, write_lines
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, tiny_llama, preference_config) -> str:
-    """A config of a run that would succeed in two updates."""
     folder = tmp_path_factory.mktemp("base")
     model = tiny_llama(folder / "model", vocab_size=2048, initializer_range=0.2)
     rows = [row | {"eta": None} for row in World().preference_rows(24, 0)]
@@ -35,7 +34,6 @@ def config(tmp_path_factory, tiny_llama, preference_config) -> str:
 
 @pytest.fixture
 def base(config, tmp_path, monkeypatch) -> list[str]:
-    """Arguments of such a run, in an empty working directory."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return ["--config", config]
@@ -236,7 +234,6 @@ cli.main(["flood"])
 
 
 def test_what_ends_a_quickstart_early(base, capsys):
-    """``make quickstart`` runs the whole of it."""
     Path("there").mkdir()
     assert "output is there, which exists; remove it" in fails(capsys, ["quickstart", "--output", "there"])
     said = fails(capsys, ["quickstart", "--sft_rows", "0", "--output", "new"])

@@ -32,7 +32,6 @@ LONGEST = 10
 
 
 def sentence(words):
-    """Words as an English text: no space before punctuation."""
     return re.sub(r" (?=[:.?,])", "", " ".join(words))
 
 

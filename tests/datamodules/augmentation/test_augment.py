@@ -196,6 +196,7 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
         (["--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--rewriter.batch_size", "0"], "batch_size is 0"),
         (["--rewriter", "Rules", "--n", "0"], "n is 0"),
+        (["--rewriter", "Rules", "--tokenizer", "x", "--n", "-3"], "n is -3, but it must be at least 1"),
     ],
 )
 def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
@@ -213,7 +214,7 @@ def test_files_that_hold_no_augmentations(tmp_path):
         ({"prompt": nothing, "augmented_prompt": nothing}, "holds no augmented prompts"),
         (
             {"prompt": ["a"], "augmented_prompt": [[1]]},
-            r"row 1 has the augmented prompt \[1\], but it mus",
+            r"row 1: 'augmented_prompt' is \[1\], but it mus",
         ),
     ):
         pq.write_table(pa.table(columns), tmp_path / "some.parquet")

@@ -32,7 +32,6 @@ def few_resamples(request):
 
 
 def audit(run, scorer=None, **options):
-    """The table of an audit, which is shown as the command does."""
     found = whole_audit(str(run), options=AuditOptions(scorer, **options))
     show(found)
     return found.table
@@ -52,7 +51,6 @@ def refused(capsys, *words):
 
 
 def pairs_on(page):
-    """What a report's page knows of each pair, in its order."""
     return [json.loads(html.unescape(pair)) for pair in re.findall('data-pair="(.*?)"', page)]
 
 

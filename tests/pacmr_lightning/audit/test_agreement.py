@@ -44,7 +44,6 @@ def voters(n, strength=5.0, rate=0.0, slope=1.0, number=1, seed=0):
 
 
 def error(found):
-    """Standard error of the rate."""
     return np.std(found.draws[:, 0], ddof=1)
 
 

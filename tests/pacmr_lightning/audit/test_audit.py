@@ -94,7 +94,6 @@ def test_files(judged, capsys):
 
 
 def only_part(run):
-    """The file of all of a run's visits, written as one."""
     visits = read_weights(run)
     first, *others = weight_parts(run)
     for part in others:
@@ -271,7 +270,6 @@ def test_bad_input(options, message, run, tmp_path, capsys):
 
 
 def test_too_few_pairs(run, capsys, monkeypatch):
-    """Said before the policy scores any pair."""
     edit_config(run, "data", global_batch_size=60)
     monkeypatch.setattr(scored_pairs, "last_pass", None)
     said = refused(capsys, "audit", run, "--scorer", "dpo")

@@ -65,6 +65,13 @@ def test_the_u_of_its_run(policy, finished, exported, capsys):
     assert "Scores are u of" in page and "As far as it has memorised them, p is too high" in page
 
 
+def test_a_probe_reads_the_base_of_an_adapter(finished, exported):
+    for model in ("adapter", str(finished.parent / "model")):
+        cli.main(["audit", model, *options(finished, scorer="probe", output=Path(model).name)])
+    first, second = (pd.read_parquet(f"{name}/pairs.parquet") for name in ("adapter", "model"))
+    pd.testing.assert_frame_equal(first, second)
+
+
 def test_before_any_training(finished, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     model = str(finished.parent / "model")
@@ -159,6 +166,9 @@ def test_models_runs_and_their_pairs(finished, exported, capsys):
     assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
     said = refused(capsys, "audit", finished, *options(finished))
     assert "run is a run, which has its own pairs; leave it out" in said
+    shutil.copytree(Path(finished), "sft")
+    Path("sft/model").mkdir()
+    assert "name its model, sft/model." in refused(capsys, "audit", "sft", *options(finished))
 
 
 def test_from_python(finished, tmp_path, monkeypatch):
@@ -172,7 +182,12 @@ def test_from_python(finished, tmp_path, monkeypatch):
     assert all(file.is_file() and file.parent == tmp_path / "found" for file in found.files.values())
     # A name is enough: of a file, which may be missing, or of a dataset.
     assert isinstance(pairs_of("missing.jsonl"), Files) and isinstance(pairs_of("owner/x"), HubPreferences)
+    Path("audit").mkdir()
+    shutil.copy(path, "audit/cleaned.jsonl")
+    with pytest.raises(UserError, match=r"audit/cleaned.jsonl, where the pairs themselves are"):
+        whole_audit(model, "audit/cleaned.jsonl")
     unknown = whole_audit(model, str(path))
+    assert not Path("audit/cleaned.jsonl").exists(), "nothing is suspected, and it was of another audit"
     assert unknown.noise_rate is None and unknown.files["report.html"] == Path("audit/report.html")
     coin = "These 64 labels cannot be predicted from the scores better than by a coin, so no label is"
     assert unknown.statement == f"{coin} suspected." and unknown.suspected.empty

@@ -45,6 +45,7 @@ class Audit:
         scored.noise_flips = self.wrong
         found = conclude(scored, "runs/a", self.folder, AuditOptions(top=top, **options))
         show(found)
+        self.left = set(found.suspected["id"])
         return found.table.set_index("id")
 
     def decide(self, name, rows):
@@ -115,6 +116,7 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     table = audit(decisions=path, cleaned=str(cleaned), action=action)
     assert table.index.equals(plain.index) and table["suggested"].equals(plain["suggested"])
     suspected = table.index[table["suggested"] == "swap"].tolist()
+    assert audit.left == set(suspected) - {name for name, word in decided.items() if word != "unsure"}
     done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []

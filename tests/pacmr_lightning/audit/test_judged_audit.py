@@ -92,6 +92,9 @@ def test_a_broken_endpoint_leaves_the_last_audit(words, server, capsys):
     server.always = 401
     said = refused(capsys, *words, "--judged_pairs", str(JUDGED + 20), "--judges.concurrency", "1")
     assert "refuses all requests (status 401" in said
+    server.always, server.reply = None, lambda messages: "I cannot say."
+    said = refused(capsys, *words, "--judges.task", "tldr")
+    assert "gave no verdict on any of 40 pairs (mostly: the answer does not end in a verdict)" in said
     assert {path: path.read_bytes() for path in Path("audit").iterdir() if path.name != ANSWERS} == before
 
 

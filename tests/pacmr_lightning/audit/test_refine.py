@@ -182,7 +182,6 @@ CURRICULUM = "--data.curriculum {table}"
         (lambda table: table.iloc[3:], WEIGHTS, f"lacks 3 of {PAIRS} training pairs"),
         (lambda table: table[["id", "u"]], WEIGHTS, "is no table of pacmr audit"),
         (None, WEIGHTS.format(table="nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
-        (lambda table: table.assign(p_majority=np.nan), WEIGHTS, "could not predict the labels, so it"),
         (None, WEIGHTS + " --data.noise_seed 7", "the other label; audit a run with the same noise"),
         (lambda table: table.assign(texts="x"), WEIGHTS, f"saw {PAIRS} of {PAIRS} training pairs with"),
         (None, CURRICULUM + " --data.noise_seed 7", "the other label; audit a run with the same noise"),
@@ -292,3 +291,4 @@ def test_policies_that_moved_or_were_not_validated():
     assert unmoved(still)
     for changed in ({"val/rewards/margins": -0.02}, {"val/kl": 1e-3}, {"val/loss": None}):
         assert unmoved(still | changed) is None
+    assert unmoved(still | {"val/guard/restored_step": 0}) is None, "KLGuard has said why"

@@ -73,6 +73,25 @@ def test_suspected():
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share
 
 
+def test_votes_and_ties_decide_the_rank():
+    pairs, rng = frame(), np.random.default_rng(0)
+    votes = Votes(*rng.integers([[1], [0]], 5, (2, 2000)).astype(float), np.zeros((2000, 0)))
+    found = find_with(pairs.assign(tie=pairs["u"] < -4), "dpo", votes=votes)
+    ties = found.pairs["tie"].sum()
+    assert found.pairs["p"][:-ties].is_monotonic_increasing and found.pairs["tie"][-ties:].all() and ties > 9
+    assert found.pairs["suggested"].eq("swap")[: found.suspected].all() and found.cut is None
+
+
+def test_other_scores_do_without_the_judges():
+    pairs, wrong = frame(), frame()["flipped"].to_numpy(dtype=bool)
+    votes = Votes(np.ones(2000), np.zeros(2000), np.where(wrong, -1.0, 1.0)[:, None])
+    both = agreement(pairs["u"].to_numpy(), pairs["prompt"].to_numpy(), votes, 0.3, resamples=0)
+    judged = find(pairs.assign(judged_u=both.margin), "judge", both, votes, 0.5, "dpo").methods
+    own = find_with(pairs, "dpo", 0.3).methods.iloc[0]
+    same = ["suspected", "precision", "recall"]
+    assert judged["recall"][0] > own["recall"] and judged.iloc[1][same].equals(own[same])
+
+
 @pytest.fixture
 def pairs():
     """3,200 pairs of four annotators who err differently, each with a prompt of its own, by rank."""

@@ -92,6 +92,8 @@ def test_the_page(capsys):
         ("--beta 0.1", "--beta: unknown option; did you mean --model.objective.beta?"),
         ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "unknown method pacrm; did you mean pacmr?"),
+        ("--model m --data p.jsonl --output --seed_everything 1", "--output has no value; give the run's"),
+        ("--model m --data p.jsonl --trainer.default_root_dir=", "--output is '', but it must be a local"),
         ("--model m --data p.jsonl --method x", "unknown method x; choose one of cdpo, dpo,"),
     ],
 )

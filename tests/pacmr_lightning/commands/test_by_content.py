@@ -18,7 +18,6 @@ ROWS = [row | {"id": str(i)} for i, row in enumerate(World().preference_rows(32,
 
 @pytest.fixture
 def words(tmp_path, tiny_llama, monkeypatch):
-    """The words of a run of two updates, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     tiny_llama("base")
     write_lines("ours.jsonl", ROWS)

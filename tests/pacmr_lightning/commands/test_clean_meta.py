@@ -144,12 +144,12 @@ def test_bad_input(pairs, judge, server, tmp_path):
     fails("judges is missing; give one or more, such as", judges=[], n=3)
     fails(r"clean.parquet, but it must be a file ending in .jsonl", output="clean.parquet", judges=[judge()])
     fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
+    fails("where the pairs themselves are", output=pairs.splits.train, judges=[judge()], n=3)
     fails("judges holds judge twice", judges=[judge(), judge("other"), judge()], n=3)
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 
 
 def test_from_the_command_line(pairs, server, tmp_path):
-    """Judges of a YAML list, and further ones."""
     first = {"task": "summary", "model": "one", "base_url": server.url, "temperature": None}
     judges = [{"class_path": "EndpointJudge", "init_args": first}]
     (tmp_path / "judges.yaml").write_text(yaml.safe_dump({"judges": judges}))

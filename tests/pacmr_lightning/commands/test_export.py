@@ -278,7 +278,6 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
 
 
 def test_a_run_on_the_hub(trained, tmp_path, capsys, monkeypatch):
-    """Its base and its data set; without noise and a summary."""
     monkeypatch.chdir(tmp_path)
     run = shutil.copytree(trained("tied"), tmp_path / "run")
     (run / "summary.json").unlink()

@@ -201,7 +201,6 @@ def test_special_tokens_in_texts_are_said(inspect):
 
 
 def test_what_the_template_changes_is_said(inspect):
-    """One line, with a count and a row."""
     template = (
         "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content | trim }}<eos>{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -229,6 +228,10 @@ def test_wrong_options(inspect, pair_rows, tmp_path, capsys):
     for options, message in (
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
         (["--output", str(tmp_path)], "which is a folder; name a file"),
+        (
+            ["--output", str(tmp_path / "validation.jsonl")],
+            "where the pairs themselves are; name another file",
+        ),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):

@@ -38,8 +38,6 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def pairs(base, files, tmp_path):
-    """The words of a run of pairs, of six updates an epoch."""
-
     def words(model=base, folder="run", more=""):
         options = f"""--data.source Files --data.source.train {files}/train.jsonl --data.source.validation
             {files}/validation.jsonl --data.global_batch_size 8 --trainer.default_root_dir {tmp_path / folder}
@@ -51,8 +49,6 @@ def pairs(base, files, tmp_path):
 
 @pytest.fixture
 def sft(base, files, tmp_path):
-    """The words of an SFT run of three updates an epoch."""
-
     def words(model=base, folder="sft", more=""):
         return f"""fit --model SFTModule --model.model {model} --data SFTDataModule --data.tokenizer {model}
             --data.source CompletionFiles --data.source.train {files}/sft.jsonl --data.source.validation
@@ -157,7 +153,6 @@ def steps(run):
 
 
 def losses(run):
-    """Validation losses by update."""
     table = pd.read_csv(run / "metrics.csv").dropna(subset="val/loss")
     return dict(zip(table["step"] + 1, table["val/loss"], strict=True))
 

@@ -94,7 +94,6 @@ def place(tmp_path_factory, tiny_llama):
 
 @pytest.fixture
 def words(place, tmp_path, monkeypatch):
-    """The words of a run of two updates, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     sizes = "--data.global_batch_size 8 --trainer.max_epochs 1 --trainer.callbacks RunSummary"
     return short_fit(place / "model", f"{files(place / 'pairs.jsonl')} --data.task mine {sizes}")
@@ -129,7 +128,6 @@ def test_as_in_lightning(flags, updates, left, words):
 @pytest.mark.parametrize(("given", "remedy"), REFUSED)
 @pytest.mark.filterwarnings("ignore")
 def test_refused(given, remedy, words, capsys, monkeypatch):
-    """Before the model is loaded."""
     monkeypatch.setattr(PolicyModel, "build", None)
     name, value = given.split()
     more = callback(value, **OPTIONS.get(value, {})) if name == "callbacks+" else f"{name}={value}"

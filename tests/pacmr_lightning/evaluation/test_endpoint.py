@@ -33,7 +33,6 @@ def is_stored(answer):
 
 
 def test_answers_in_order_each_asked_once_and_kept(server, store):
-    """They come back in another order than they were asked in."""
     pauses = random.Random(1)
 
     def later(messages):
@@ -232,6 +231,7 @@ def test_in_a_notebook(server, store):
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
+        ("base_url", "http://localhost:8000v1", "base_url is 'http://localhost:8000v1', but it must look"),
         ("base_url", "localhost:8000", "base_url is 'localhost:8000', but it must look like http"),
         ("base_url", "https://me:pass@api.example.com/v1", "base_url holds a password for api.example.com"),
         *((name, 0, f"{name} is 0") for name in ("max_tokens", "concurrency", "timeout")),

@@ -102,8 +102,6 @@ def test_samples_follow_the_model_s_probabilities(policy, tokenizer):
 
 
 def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypatch):
-    """Other trained weights: tests/callbacks/test_generations.py."""
-
     def key(limit=5, decoding=GREEDY, ends=2, **options):
         model = make_policy("llama", **options)
         model.model.generation_config.eos_token_id = ends

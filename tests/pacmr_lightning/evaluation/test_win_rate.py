@@ -155,6 +155,7 @@ def test_the_term_has_no_unit():
     for scale in (0.01, 1000.0):
         assert length_term(scale * differences) == pytest.approx(expected)
     assert length_term(np.array([4.0, 4.0, 4.0])) is None
+    assert length_term(np.arange(1.0, 99)) is None, "no pair is near to equal lengths"
 
 
 def test_another_optimizer_finds_the_same(n=150):

@@ -64,7 +64,7 @@ def setting(make_policy, make_batch, tmp_path, monkeypatch):
     policy = make_policy(double=True)
     eta = torch.linspace(0.1, 0.9, PAIRS)
     batch = replace(make_batch(PAIRS), eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
-    audit = {"id": batch.ids, "p_majority": eta.tolist(), "observed": "chosen", "texts": ""}
+    audit = {"id": batch.ids, "p": 0.5, "p_majority": eta.tolist(), "observed": "chosen", "texts": ""}
     pd.DataFrame(audit).to_parquet("audit.parquet")
     batch = batch.with_reference(policy.reference_log_probs(batch))
     return policy, batch, make_batch(4, seed=1, augmented=True)

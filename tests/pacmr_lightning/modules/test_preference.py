@@ -121,6 +121,14 @@ def test_curves(method, make_run, tmp_path):
     assert read_weights(tmp_path / "run")["a"].isna().all() == (method == "dpo")
 
 
+def test_curves_show_only_what_was_measured(make_run, tmp_path):
+    """Lightning would log the values of updates 0 and 4 at each step until the epoch ends."""
+    weighting = VNetWeighting(PromptAugmentationConsistency(0.5), every=4)
+    make_run("pacmr", module={"weighting": weighting}, meta_every=4)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/meta/d_norm")] == [1, 5]
+
+
 def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
     """Its parameters are no submodule's, so the line counts what the table lacks; and nothing is logged."""
     caplog.set_level("INFO")
@@ -260,6 +268,8 @@ def test_losses_that_are_no_numbers_stop_the_run(make_run):
     message = r"The loss of \d pairs \(world-0-.*is not a finite number|The gradient is not a finite"
     with pytest.raises(UserError, match=message):
         make_run("dpo", module={"learning_rate": 1e30, "max_grad_norm": None})
+    with pytest.raises(UserError, match="The val loss is not a finite number; lower the learning rate"):
+        make_run("dpo", module={"learning_rate": 1e30, "max_grad_norm": None}, val_check_interval=1)
 
 
 @pytest.mark.parametrize(
@@ -301,12 +311,14 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
         make_run("dpo", module={"micro_batch_tokens": 999})
 
 
-def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, checkpoint):
+def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, checkpoint, caplog):
     parts = {"objective": RDPO(1.0), "weighting": SigmoidPrior(offset="auto")}
     _, module = make_run("fixed", module=parts)
     assert module.objective.label_noise == 0.3
     assert torch.load(checkpoint(), weights_only=True)["objective"] == {"label_noise": 0.3}
     assert module.weighting.offset == pytest.approx(0.847298, abs=1e-6)
+    make_run("dpo", "clean", module={"objective": RDPO(1.0)}, data={"noise_rate": 0.0})
+    assert "label_noise auto is 0, as no noise is injected, and RDPO is then plain DPO" in caplog.text
 
 
 def test_stateful_objectives_resume(make_run, checkpoint):
@@ -359,6 +371,7 @@ def test_a_file_is_known_by_its_content(tmp_path):
         file.write_text("probabilities")
     saved = flat_options("weighting", AuditedWeights(str(one)))
     saved["planned updates"] = 5
+    assert flat_options("", {"long": "x" * 9999}) == {"long": "x" * 9999}
     check_options(saved, flat_options("weighting", AuditedWeights(str(moved))) | {"planned updates": 5}, 3)
     moved.write_text("Probabilities")
     with pytest.raises(UserError, match=r"weighting\.audit pairs\.parquet \(.*\) instead of pairs\.parque"):

@@ -294,7 +294,6 @@ def test_a_signal_waits_for_the_update(base, tmp_path):
 
 
 def test_where_the_model_is_saved(tmp_path):
-    """A path is as good as a string."""
     place = tmp_path / "elsewhere" / "reference"
     module = SFTModule(from_scratch=SHAPE, save_to=place)
     fit(tmp_path / "run", module, make_data(rows=8), fast_dev_run=True)

@@ -33,7 +33,6 @@ def fresh(monkeypatch, tmp_path):
 
 @pytest.fixture
 def nobody(monkeypatch):
-    """An address where nothing listens."""
     with socket.socket() as port:
         port.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port.getsockname()[1]}")

@@ -15,7 +15,6 @@ from ..tables import cases, texts
 
 @pytest.fixture
 def config(tmp_path, monkeypatch, preference_config):
-    """A config, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(yaml.safe_dump(preference_config("./nowhere", "pairs.jsonl")))
     return "config.yaml"

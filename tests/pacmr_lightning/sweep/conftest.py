@@ -49,7 +49,6 @@ def world(tmp_path_factory, tiny_llama) -> Path:
 
 @pytest.fixture
 def write_sweep(world, tmp_path, monkeypatch) -> Callable[..., str]:
-    """Writes a sweep file in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return partial(write, world)
 

@@ -89,7 +89,6 @@ def end_cells(world: Path) -> None:
 
 
 def moments(values: list[float]) -> list[float]:
-    """Mean and standard error."""
     return [mean(values), stdev(values) / math.sqrt(len(values))]
 
 

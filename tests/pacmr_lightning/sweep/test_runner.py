@@ -23,7 +23,6 @@ CELLS = ("dpo-noise30-seed0", "pacmr-noise30-seed0", "dpo-noise30-seed1", "pacmr
 
 
 def sweep(path: str, *options: str) -> int:
-    """The command's exit status."""
     try:
         cli.main(["sweep", path, *options])
     except SystemExit as stop:

@@ -47,8 +47,11 @@ def test_drop_flipped(make_batch):
 
 def test_hard_probabilities_of_an_audit(tmp_path, make_batch):
     file, batch = tmp_path / "pairs.parquet", make_batch(5)
-    table = {"id": batch.ids, "p_majority": [0.8, 0.5, 0.3, 1, 0], "observed": "chosen", "texts": ""}
-    pd.DataFrame(table).to_parquet(file)
+    table = {"id": batch.ids, "p": 0.5, "p_majority": [0.8, 0.5, 0.3, 1, 0], "observed": "chosen"}
+    pd.DataFrame(table | {"texts": "", "p": float("nan")}).to_parquet(file)
+    with pytest.warns(UserWarning, match="predict its labels no better than a coin"):
+        AuditedWeights(str(file)).weights(REWARDS, batch)
+    pd.DataFrame(table | {"texts": ""}).to_parquet(file)
     assert AuditedWeights(str(file), hard=True).weights(REWARDS, batch).g.tolist() == [1, 1, 0, 1, 0]
     soft = AuditedWeights(str(file), soft_labels=True)
     assert soft.weights(REWARDS, batch).g.tolist() == pytest.approx(table["p_majority"])
