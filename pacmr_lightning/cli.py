@@ -59,6 +59,7 @@ NOISE = (
     "`torch.distributed..*` is deprecated",
 )
 
+ALIASES = {"audit-model": "audit"}
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""
 NO_BARS = {
@@ -144,6 +145,7 @@ def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
+    words = [ALIASES.get(word, word) for word in words[:1]] + words[1:]
     _prepare_libraries()
     if words in (["--help"], ["-h"]):
         print(_help())

@@ -10,6 +10,7 @@ from ..recorded import Recorded
 from ..strategies.ranks import sum_over_ranks
 from .gradient import Direction, norm
 from .step_pairs import StepPairs
+from .virtual_step import shifted
 
 
 class MetaGradientEstimator(Recorded, ABC):
@@ -69,7 +70,7 @@ class CentralDifference(MetaGradientEstimator):
         step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
         sides = []
         for sign in (1, -1):
-            with pairs.policy.shifted(direction, sign * step):
+            with shifted(pairs.policy, direction, sign * step):
                 sides.append(pairs.weighted_losses())
         return (sides[0] - sides[1]) / (2 * step)
 

@@ -91,10 +91,8 @@ class StepPairs(ABC):
     ) -> StepPairs:
         """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
 
-        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows.
-
-        Raises:
-            UnsupportedLoraError: ``keep`` is true, and a LoRA layer mixes rows.
+        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows, for which true raises
+        UnsupportedLoraError.
         """
         options = policy, objective, batch, micro_batch_size
         if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
@@ -111,11 +109,7 @@ class StepPairs(ABC):
 
     @abstractmethod
     def along(self, direction: Direction) -> Tensor:
-        """Return (N,) direction . grad l_i, exactly.
-
-        Raises:
-            UserError: a LoRA layer does not see whole rows.
-        """
+        """Return (N,) direction . grad l_i, exactly; UnsupportedLoraError if a LoRA layer mixes rows."""
 
     @torch.no_grad()
     def weighted_losses(self) -> Tensor:

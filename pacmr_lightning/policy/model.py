@@ -280,14 +280,11 @@ class PolicyModel(Recorded, nn.Module):
         """Run at omega + scale D inside, as in the virtual step; the parameters are not written.
 
         Gradients are those at the shifted point. With activation checkpointing backward must run inside too.
-        The reference is not shifted: its adapter is off.
+        The reference is not shifted. Raises UnsupportedLoraError for LoRA layers on a mixture's experts.
 
         Args:
             direction: D, a full-size tensor for each adapter parameter, the same on every rank.
             scale: length of the step along D.
-
-        Raises:
-            UnsupportedLoraError: the adapter has layers on the experts of a mixture.
         """
         layers = self.lora_layers()
         assert not any(layer.shift for layer in layers.values()), "a shift inside a shift"

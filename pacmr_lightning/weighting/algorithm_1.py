@@ -25,6 +25,7 @@ from ..meta_gradient.estimators import (
 from ..meta_gradient.gradient import Direction, norm, zeros
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
+from ..meta_gradient.virtual_step import shifted
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
@@ -229,7 +230,7 @@ class VNetWeighting(Weighting):
         # Lines 3 to 5: the weighted loss's gradient at omega.
         inner = weighted_gradient(pairs, self)
         # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
-        with pairs.policy.shifted(inner.gradient, -alpha):
+        with shifted(pairs.policy, inner.gradient, -alpha):
             # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
             # gradient of their loss at omega^.
             found = self.outer.gradient(
