@@ -88,8 +88,8 @@ def exchanged(row: dict[str, Any], names: Iterable[str] | None = None) -> dict[s
 
 
 def _negated(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+(e[-+]?\d+)?\s*", value, re.IGNORECASE):
-        return value.strip()[1:] if value.strip().startswith("-") else f"-{value.strip().lstrip('+')}"
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", text := value.strip()):
+        return text[1:] if text.startswith("-") else f"-{text.removeprefix('+')}"
     return -value if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) else value
 
 

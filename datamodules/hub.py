@@ -84,10 +84,8 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
         if isinstance(config, CsvConfig):
             options |= _texts_of_csv(config, files)
             if key is not None:  # other splits may have other columns
-                read, options = (
-                    "csv",
-                    options | {"name": None, "data_dir": None, "data_files": {split: files}},
-                )
+                read = "csv"
+                options |= {"name": None, "data_dir": None, "data_files": {split: files}}
         found = load_dataset(read, split=split, **options)
     except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error

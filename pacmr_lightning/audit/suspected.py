@@ -67,12 +67,11 @@ def find(
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
     share = found.contradicted(suspected) if suspected.any() else (np.nan, np.nan, np.nan)
-    methods = []
+    methods, known = [], found.rate if found.known else None
+    own = replace(votes, verdicts=np.zeros((len(pairs), 0)))  # those of annotators alone
     for name in (scorer, *_computed(pairs, scorer, alone)):
         u, which, expected = pairs[SCORES[name]].to_numpy(), suspected, share[0]
         if name != scorer:
-            own = replace(votes, verdicts=np.zeros((len(u), 0)))
-            known = found.rate if found.known else None
             other = agreement(u, pairs["prompt"].to_numpy(), own, known, resamples=0)
             which = is_suspected(other, ties, threshold)
             expected = other.contradicted(which)[0] if which.any() else np.nan

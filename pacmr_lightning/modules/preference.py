@@ -332,8 +332,8 @@ class PreferenceModule(Recorded, TrainedOnly):
 
     def _log_training(self) -> None:
         values = self.train_means.compute() | self.weight_statistics.compute()
-        seldom = {name: values.pop(name) for name in GAP if name in values} | self.outer_values
-        log_numbers(self.trainer, {f"train/{name}": float(value) for name, value in seldom.items()})
+        if seldom := {name: values.pop(name) for name in GAP if name in values} | self.outer_values:
+            log_numbers(self.trainer, {f"train/{name}": float(value) for name, value in seldom.items()})
         self.outer_values = {}
         shown = ("loss", "rewards/accuracies")
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
@@ -370,10 +370,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         """Log the means as ``val/...``, or ``test/...``."""
         split = "test" if self.trainer.testing else "val"
         found = self.held_out_means.compute()
-        if "loss" not in found:
-            raise UserError(
-                f"The {split} loss is not a finite number; lower the learning rate, or use float32."
-            )
+        lost = torch.tensor(math.nan, device=self.device)  # the mean is left out if it is not finite
+        check_finite(found.get("loss", lost), {}, of=f"{split} loss")
         for name, value in found.items():
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)

@@ -94,6 +94,11 @@ class AuditedWeights(Weighting):
         """Weights by id; of an audit, its ``p_majority``."""
         table = self._table.rows
         right = table["p_majority"]
+        if right.isna().any():
+            raise UserError(
+                f"The audit {self.audit} could not predict the labels, so it has no probabilities; audit "
+                "again with another --scorer or a run that has learned more, or with --noise_rate."
+            )
         if table["p"].isna().any():
             rank_zero_warn(
                 f"The scores of the audit {self.audit} predict its labels no better than a coin, so its "

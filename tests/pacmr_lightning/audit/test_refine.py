@@ -182,6 +182,7 @@ CURRICULUM = "--data.curriculum {table}"
         (lambda table: table.iloc[3:], WEIGHTS, f"lacks 3 of {PAIRS} training pairs"),
         (lambda table: table[["id", "u"]], WEIGHTS, "is no table of pacmr audit"),
         (None, WEIGHTS.format(table="nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
+        (lambda table: table.assign(p_majority=np.nan), WEIGHTS, "could not predict the labels, so it"),
         (None, WEIGHTS + " --data.noise_seed 7", "the other label; audit a run with the same noise"),
         (lambda table: table.assign(texts="x"), WEIGHTS, f"saw {PAIRS} of {PAIRS} training pairs with"),
         (None, CURRICULUM + " --data.noise_seed 7", "the other label; audit a run with the same noise"),
