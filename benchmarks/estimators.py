@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, MetaGradientEstimator
-from pacmr_lightning.meta_gradient.gradient import add_gradient, norm, zeros
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
@@ -92,9 +91,9 @@ def prepare(folder: str, dtype: str, device: str, pairs: int) -> tuple[PolicyMod
     batch, other = (make_batch(pairs, seed, device) for seed in (0, 1))
     batch = batch.with_reference(policy.reference_log_probs(batch))
     other = other.with_reference(policy.reference_log_probs(other))
-    unit = zeros(policy.adapter())
-    add_gradient(unit, policy.adapter(), losses(policy, other).mean())
-    length = norm(unit)
+    unit = policy.zeros()
+    policy.add_gradient(unit, losses(policy, other).mean())
+    length = torch.nn.utils.get_total_norm(unit.values())
     return policy, batch, {name: d / length for name, d in unit.items()}
 
 

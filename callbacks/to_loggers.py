@@ -10,7 +10,6 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from matplotlib.figure import Figure
 
 from pacmr_lightning.modules.metrics import last_update
-from pacmr_lightning.policy.numerics import histogram
 from pacmr_lightning.runs.folder import ANALYSIS
 
 BINS = 30
@@ -30,11 +29,12 @@ def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
-    """Log a histogram of (N,) finite values; in MLflow as JSON with ``edges`` and ``counts``."""
-    counts, edges = (column.tolist() for column in histogram(values, BINS))
+    """Log a histogram of (N,) finite fp32 values; in MLflow as JSON with ``edges`` and ``counts``."""
+    values = values.astype(float)  # between two neighbours of fp32 np.histogram finds too few numbers
+    counts, edges = (column.tolist() for column in np.histogram(values, BINS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(name, values.astype(float), last_update(trainer), bins=edges)
+            logger.experiment.add_histogram(name, values, last_update(trainer), bins=edges)
         elif isinstance(logger, WandbLogger):
             import wandb
 

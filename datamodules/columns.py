@@ -17,7 +17,7 @@ from datasets import Features, List, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, looks_like_messages, messages_of, template_options
-from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_row
+from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_messages, split_prompt
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
@@ -147,8 +147,8 @@ class Columns:
     required: tuple[str, ...]
     """Further columns of rows of texts; chat messages may contain the prompt."""
     optional: dict[str, Callable[[object], str | float | None]]
-    split: Callable[..., PromptAndResponses]
-    """Returns prompt and responses for the values of ``prompt``, responses and ``chat``."""
+    split_messages: Callable[..., PromptAndResponses]
+    """Takes prompt (or None) and responses of a row of chat messages as given, and parts them."""
 
     @property
     def features(self) -> Features:
@@ -286,14 +286,14 @@ PREFERENCES = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    split=split_row,
+    split_messages=split_messages,
 )
 SFT = Columns(
     kind="sft",
     responses=("completion",),
     required=("prompt",),
     optional={"prompt": _text_or_messages, "tools": _tools, "chat_template_kwargs": _template_kwargs},
-    split=split_completion,
+    split_messages=split_completion,
 )
 
 
@@ -325,15 +325,19 @@ def checked(
         if clean["id"] is None:
             clean["id"] = f"{texts}-{repeats[texts]}"
             repeats[texts] += 1
-        elif clean["id"] in places:
+        if clean["id"] in places:
             raise UserError(
                 f"{place} has the id {clean['id']!r} of {places[clean['id']]}; "
                 "give each row its own id, or leave the ids out and they are made."
             )
         places[clean["id"]] = place
-        split = columns.split(*given, clean["chat"])
-        clean |= {"texts": texts, "reason": split.reason}
-        if split.reason is None:
+        split = None  # a text with its prompt stays as it is
+        if clean["chat"]:
+            split = columns.split_messages(*given)
+        elif clean["prompt"] is None:
+            split = split_prompt(*given[1:])
+        clean |= {"texts": texts, "reason": split and split.reason}
+        if split and split.reason is None:
             clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
             if clean["chat"] and clean.get("augmented_prompt"):
                 clean["augmented_prompt"] = _whole(clean["augmented_prompt"], split.prompt)

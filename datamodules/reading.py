@@ -39,7 +39,7 @@ def read_preferences(path: str | Path) -> Dataset:
         ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``votes_for``,
         ``votes_against``, ``weight`` and ``p_right`` (floats), ``label`` ("tie", "chosen" or None for any
         other value), ``tools`` and ``chat_template_kwargs`` (JSON); None if missing. Prompt and responses
-        are split (``split_row``), also where the prompt is implicit; where that fails, ``reason``
+        are apart, also where the prompt is implicit (``split_prompt``); where that fails, ``reason``
         says why. If ``chat`` is true, the texts are chat messages as JSON, a response a list of one. A
         missing id is a hash of prompt and responses as given, with a counter for repeated rows.
 

@@ -1,4 +1,4 @@
-"""Prompt and responses of rows, also of those that hold whole texts or conversations."""
+"""Prompt and responses of rows that hold whole texts or conversations."""
 
 import json
 from dataclasses import dataclass
@@ -32,25 +32,27 @@ def _of_messages(before: Messages, *answers: dict[str, Any]) -> PromptAndRespons
     return PromptAndResponses(prompt, tuple(responses))
 
 
-def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> PromptAndResponses:
-    """Return prompt and responses of checked texts or messages.
+def split_messages(prompt: str | None, chosen: str, rejected: str) -> PromptAndResponses:
+    """Return prompt and responses of checked messages.
 
-    Texts: the given prompt, else that of ``split_prompt``. Chat messages: the last message of each side, from
-    the assistant, is the response. What precedes it, after the given prompt unless it repeats that, must be
-    the same on both sides. If a repetition is unclear, the row is unusable (``different prompts``).
+    The last message of each side, from the assistant, is the response. What precedes it, after the given
+    prompt unless it repeats that, must be the same on both sides. If a repetition is unclear, the row is
+    unusable (``different prompts``).
     """
-    if chat:
-        return _split_messages(prompt, chosen, rejected)
-    if prompt is not None:
-        return PromptAndResponses(prompt, (chosen, rejected))
-    return split_prompt(chosen, rejected)
+    one, other = _joined(prompt, chosen), _joined(prompt, rejected)
+    if one is None or other is None:
+        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
+    if not one or not other or not one[-1]["role"] == other[-1]["role"] == "assistant":
+        return PromptAndResponses(reason=NO_ANSWER)
+    if min(len(one), len(other)) < 2:
+        return PromptAndResponses(reason=NO_COMMON_PROMPT)
+    if one[:-1] != other[:-1]:
+        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
+    return _of_messages(one[:-1], one[-1], other[-1])
 
 
-def split_completion(prompt: str | None, completion: str, chat: bool = False) -> PromptAndResponses:
-    """Return prompt and completion (of chat messages the last) of checked texts or messages."""
-    if not chat:
-        assert prompt is not None  # the checks require it
-        return PromptAndResponses(prompt, (completion,))
+def split_completion(prompt: str | None, completion: str) -> PromptAndResponses:
+    """Return prompt and completion of checked messages: the completion is the last one."""
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return PromptAndResponses(reason=NO_COMPLETION)
@@ -84,19 +86,6 @@ def _split_transcripts(chosen: str, rejected: str) -> PromptAndResponses:
     if chosen[: ends[0]] != rejected[: ends[1]]:
         return PromptAndResponses(reason=DIFFERENT_PROMPTS)
     return PromptAndResponses(chosen[: ends[0]], (chosen[ends[0] :], rejected[ends[1] :]))
-
-
-def _split_messages(prompt: str | None, *sides: str) -> PromptAndResponses:
-    chosen, rejected = (_joined(prompt, side) for side in sides)
-    if chosen is None or rejected is None:
-        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
-    if not chosen or not rejected or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
-        return PromptAndResponses(reason=NO_ANSWER)
-    if min(len(chosen), len(rejected)) < 2:
-        return PromptAndResponses(reason=NO_COMMON_PROMPT)
-    if chosen[:-1] != rejected[:-1]:
-        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
-    return _of_messages(chosen[:-1], chosen[-1], rejected[-1])
 
 
 def _joined(prompt: str | None, rest: str) -> Messages | None:

@@ -10,13 +10,13 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
-from ..policy.numerics import histogram
 from . import words
 from .manual_review import Texts
 from .scorers import NAMES, SCORES, VOTE
@@ -127,7 +127,7 @@ def _distribution(findings: Findings) -> str:
     score, flipped = pairs[SCORES[findings.scorer]].to_numpy(), pairs["flipped"]
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
     axis = figure.add_subplot(xlabel=f"{NAMES[findings.scorer]} (nats)", ylabel="Pairs")
-    edges = histogram(score, min(60, max(10, len(score) // 20)))[1].tolist()
+    edges = _edges(score, min(60, max(10, len(score) // 20)))
     groups = {"right labels": (flipped.eq(False), RIGHT), "wrong labels": (flipped.eq(True), WRONG)}
     if flipped.isna().all():
         groups = {"all labels": (flipped.isna(), RIGHT)}
@@ -142,3 +142,10 @@ def _distribution(findings: Findings) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _edges(values: np.ndarray, bins: int) -> list[float]:
+    """Return (B + 1,) edges of a histogram of (N,) values, also of values that are equal up to rounding."""
+    low, high = values.min(), values.max()
+    margin = 0.5 if high - low <= 1e-9 * max(abs(low), abs(high), 1e-99) else 0.0
+    return np.linspace(low - margin, high + margin, bins + 1).tolist()

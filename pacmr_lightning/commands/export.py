@@ -25,7 +25,8 @@ from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary
 from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..waiting import waiting
-from ..weighting.vnet import VNet, save_vnet
+from ..weighting import VNet
+from ..weighting.exported_vnet import save_vnet
 
 READ, MEASURED = 128, 8
 """Validation pairs that are read, and the number of the shortest on which a merge is measured."""
@@ -43,8 +44,8 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    A VNet is written too (``weighting.vnet.load_vnet`` reads it). "hf upload OWNER/NAME OUT", a command of
-    huggingface_hub, puts the folder on the Hub.
+    A VNet is written too (``weighting.exported_vnet.load_vnet`` reads it). "hf upload OWNER/NAME OUT", a
+    command of huggingface_hub, puts the folder on the Hub.
 
     Args:
         run: folder of a preference run.

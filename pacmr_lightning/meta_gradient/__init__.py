@@ -1,6 +1,6 @@
 """The parts of Algorithm 1, which ``weighting.algorithm_1`` puts together.
 
-``outer_objectives`` compute d_meta at omega - alpha gradient, where ``virtual_step`` runs the policy.
+``outer_objectives`` compute d_meta at omega - alpha gradient, where ``PolicyModel.shifted`` runs the policy.
 ``estimators`` compute c_i = d_meta . grad l_i(omega) of each training pair, from ``step_pairs``.
 """
 

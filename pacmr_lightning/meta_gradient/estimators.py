@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from ..errors import UserError, check_within
+from ..policy import Direction
 from ..recorded import Recorded
 from ..strategies.ranks import sum_over_ranks
-from .gradient import Direction, norm
 from .step_pairs import StepPairs
-from .virtual_step import shifted
 
 
 class MetaGradientEstimator(Recorded, ABC):
@@ -67,10 +67,10 @@ class CentralDifference(MetaGradientEstimator):
                 f"CentralDifference takes differences of the loss, but {name} holds factors of it fixed; use "
                 "GhostDotProduct."
             )
-        step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
+        step = self.epsilon / float(get_total_norm(direction.values())) if self.relative else self.epsilon
         sides = []
         for sign in (1, -1):
-            with shifted(pairs.policy, direction, sign * step):
+            with pairs.policy.shifted(direction, sign * step):
                 sides.append(pairs.weighted_losses())
         return (sides[0] - sides[1]) / (2 * step)
 

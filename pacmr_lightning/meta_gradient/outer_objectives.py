@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
-from ..policy import PolicyModel
+from ..policy import Direction, PolicyModel
 from ..recorded import Recorded
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
-from .gradient import Direction, add_gradient, zeros
 
 
 @dataclass
@@ -208,7 +207,7 @@ def _gradient(
     micro_batch_size: MicroBatchSize,
 ) -> tuple[Direction, Tensor]:
     """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
-    d_meta, found, done = zeros(policy.adapter()), [targets[:0]], 0
+    d_meta, found, done = policy.zeros(), [targets[:0]], 0
     most = micro_batch_size
     if isinstance(most, int) and len(pairs) > most:  # the fewest micro-batches, about equal for a low peak
         most = math.ceil(len(pairs) / math.ceil(len(pairs) / most))
@@ -219,7 +218,7 @@ def _gradient(
             loss = pseudo_label_loss(u, targets[done : done + len(part)]).sum() / divisor
             found.append(u.detach())
             done += len(part)
-        add_gradient(d_meta, policy.adapter(), loss)
+        policy.add_gradient(d_meta, loss)
     sum_over_ranks(d_meta.values())
     return d_meta, torch.cat(found)
 

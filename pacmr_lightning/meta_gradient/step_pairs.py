@@ -17,13 +17,12 @@ from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch
 from ..objectives import Objective
-from ..policy import PolicyModel
+from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
 from ..policy.memory import ram
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
 from ..strategies.ranks import min_over_ranks, ranks
-from .gradient import Direction, add_gradient
 
 FREE = 0.8
 """Kept gradients' share of the memory that a GPU's largest step so far has left free."""
@@ -143,7 +142,7 @@ class _LivePart(Part):
         value = (factors * losses).sum()
         if swapped is not None:
             value = value + (swapped * self.pairs.objective(rewards.exchanged())).sum()
-        add_gradient(total, self.pairs.policy.adapter(), value)
+        self.pairs.policy.add_gradient(total, value)
 
 
 class RecomputedStepPairs(StepPairs):

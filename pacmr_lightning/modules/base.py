@@ -7,10 +7,11 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import UserError, check_within
-from ..meta_gradient.gradient import Direction, norm
+from ..policy import Direction
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
@@ -104,7 +105,8 @@ def check_finite(losses: Tensor, gradient: Direction, ids: Sequence[str] = (), o
     ``losses`` are (N,) with ``ids``, or 0-dim; an empty ``gradient`` is not checked. ``of`` names the losses.
     """
     bad = ~torch.isfinite(losses)
-    count = torch.stack([bad.any(), ~torch.isfinite(norm(gradient)) if gradient else bad.any()]).float()
+    norm = get_total_norm(gradient.values()) if gradient else losses.new_zeros(())
+    count = torch.stack([bad.any(), ~norm.isfinite()]).float()
     sum_over_ranks([count])
     if not count.any():
         return

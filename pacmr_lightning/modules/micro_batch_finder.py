@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..batch import MicroBatchSize, PairBatch, TokenBudget
 from ..errors import UserError, is_out_of_memory
-from ..meta_gradient.gradient import zeros
 from ..policy import PolicyModel
 from ..policy.numerics import Recomputed
 from ..strategies.ranks import max_over_ranks, min_over_ranks
@@ -100,14 +99,13 @@ def fit_pairs(
             busy = [n for n in sizes if n == sizes[0] or longest[:n].token_count >= BUSY]
             least: list[Recomputed] = [False] if policy.compiles else [False, "selective"]
             ways = [*(Way(n, recomputed) for recomputed in least for n in busy), *ways]
-    adapter = policy.adapter()
-    parameters = list(adapter.values())
+    parameters = list(policy.adapter().values())
     # AdamW's two moments, the sum over micro-batches, the last one's, and single pairs', in fp32.
     numbers = (4 + kept) * sum(shape(parameter).numel() for parameter in parameters)
 
     def step(way: Way) -> None:
         policy.recompute(way.recomputed)
-        with policy.shifted(zeros(adapter), 1.0) if meta else nullcontext():
+        with policy.shifted(policy.zeros(), 1.0) if meta else nullcontext():
             held = torch.empty(numbers, dtype=torch.float32, device=parameters[0].device)
             gradients: Sequence[Tensor | None] = ()
             # The second forward pass runs beside the first gradients, as a step's does after the last one.

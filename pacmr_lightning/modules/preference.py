@@ -8,13 +8,13 @@ import torch
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..batch import MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
-from ..meta_gradient.gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
@@ -294,7 +294,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.outer_values = values or self.outer_values
         self._observe(train, inner)
         if self.max_grad_norm is not None:
-            clip(inner.gradient, self.max_grad_norm)
+            scale = self.max_grad_norm / (get_total_norm(inner.gradient.values()) + 1e-6)
+            torch._foreach_mul_(list(inner.gradient.values()), scale.clamp(max=1.0))
         set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
         optimizer.zero_grad()
@@ -326,7 +327,8 @@ class PreferenceModule(Recorded, TrainedOnly):
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
             losses = self.objective.group_value(losses).expand_as(losses)
-        self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm(inner.gradient)})
+        norm = get_total_norm(inner.gradient.values())
+        self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm})
         floor = None if self.weighting.soft_labels else getattr(self.weighting, "floor", 0.0)
         self.weight_statistics.add(inner.weights, train.flipped, floor)
 

@@ -1,5 +1,5 @@
 """The policy: a causal language model with a LoRA adapter, and the log-probabilities it gives."""
 
-from .model import PolicyModel
+from .model import Direction, PolicyModel
 
-__all__ = ["PolicyModel"]
+__all__ = ["Direction", "PolicyModel"]

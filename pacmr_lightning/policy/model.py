@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -49,6 +49,9 @@ OWN_KEYS = OVERRULED | {
     "fan_in_fan_out": "each layer knows its own; leave it out",
 }
 """Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, with the remedy."""
+
+Direction = dict[str, Tensor]
+"""A full-size tensor for each adapter parameter, by name."""
 
 
 class PolicyAndReference(NamedTuple):
@@ -275,15 +278,31 @@ class PolicyModel(Recorded, nn.Module):
             for layer in self._lora_layers.values():
                 layer.enable_adapters(True)
 
+    def zeros(self) -> Direction:
+        """Return the direction 0."""
+        shapes = {name: shape(p) for name, p in self.adapter().items()}
+        sizes = [size.numel() for size in shapes.values()]
+        parts = next(iter(self.adapter().values())).new_zeros(sum(sizes)).split(sizes)
+        return {name: part.view(size) for (name, size), part in zip(shapes.items(), parts, strict=True)}
+
+    def add_gradient(self, total: Direction, loss: Tensor) -> None:
+        """Add a loss's gradient to ``total``, this rank's sum from ``zeros``; frees the loss's graph.
+
+        ``p.grad`` and wrappers (DDP, DeepSpeed) are left alone.
+        """
+        gradients = torch.autograd.grad(loss, list(self.adapter().values()))
+        # _foreach_ saves hundreds of kernel launches.
+        torch._foreach_add_(list(total.values()), gradients)
+
     @contextmanager
-    def shifted(self, direction: Mapping[str, Tensor], scale: float) -> Iterator[None]:
+    def shifted(self, direction: Direction, scale: float) -> Iterator[None]:
         """Run at omega + scale D inside, as in the virtual step; the parameters are not written.
 
         Gradients are those at the shifted point. With activation checkpointing backward must run inside too.
         The reference is not shifted. Raises UnsupportedLoraError for LoRA layers on a mixture's experts.
 
         Args:
-            direction: D, a full-size tensor for each adapter parameter, the same on every rank.
+            direction: D, the same on every rank.
             scale: length of the step along D.
         """
         layers = self.lora_layers()
@@ -297,15 +316,13 @@ class PolicyModel(Recorded, nn.Module):
                 layer.shift = None
 
     @contextmanager
-    def single_gradients(
-        self, rows: Rows, direction: Mapping[str, Tensor] | None = None
-    ) -> Iterator[dict[str, Tensor]]:
+    def single_gradients(self, rows: Rows, direction: Direction | None = None) -> Iterator[Direction]:
         """Take each pair's gradient of a sum over N pairs, from one forward and one backward pass inside.
 
         Yields (N, *shape) gradients by adapter parameter, filled at the end, or (N,) products with a
         ``direction``. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
-        found: dict[str, Tensor] = {}
+        found: Direction = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
         taken = {
             names: PerPair(tokens, None if direction is None else [direction[name] for name in names])

@@ -32,11 +32,6 @@ def recomputes(asked: Recomputed | Literal["auto"]) -> Recomputed:
     return torch.cuda.is_available() if asked == "auto" else asked
 
 
-def wide(values: torch.Tensor) -> torch.Tensor:
-    """Cast to float64 for exact sums, except on MPS, which lacks it."""
-    return values if values.device.type == "mps" else values.double()
-
-
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return the name of the first tensor with a value that is not finite; None if all are."""
     return next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
@@ -49,17 +44,6 @@ def check_weights(weights: Mapping[str, torch.Tensor], place: Path) -> None:
             f"The weight {name} is not finite, so {place} is not written: the training diverged; lower the "
             "learning rate."
         )
-
-
-def histogram(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B,) counts and (B + 1,) edges of (N,) values, which may be equal up to rounding.
-
-    ``np.histogram`` raises for a range with fewer numbers of the values' dtype than bins.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    low, high = values.min(), values.max()
-    margin = 0.5 if high - low <= 1e-9 * max(abs(low), abs(high), 1e-99) else 0.0
-    return np.histogram(values, bins, (low - margin, high + margin))
 
 
 def numerics(device: torch.device | str) -> dict[str, str]:

@@ -31,9 +31,8 @@ from .attention import (
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
 from .lora_layer import share_inputs
-from .numerics import wide
 from .positions import length_limit
-from .token_layout import Layout, Rows, alone_rows, rows_of
+from .token_layout import Layout, Rows, alone_rows, rows_of, wide
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by dtype."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..batch import LogProbs, PairBatch, Segment
-from .numerics import wide
 from .packed_attention import VARLEN, Packing
 
 Layout = Literal["shared", "packed", "separate", "plain"]
@@ -223,3 +222,8 @@ def packed_rows(batch: PairBatch) -> Rows:
         segment_ids=None,
         packing=Packing.of(batch.sizes),
     )
+
+
+def wide(values: Tensor) -> Tensor:
+    """Cast to float64 for exact sums, except on MPS, which lacks it."""
+    return values if values.device.type == "mps" else values.double()

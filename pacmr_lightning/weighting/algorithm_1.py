@@ -8,11 +8,13 @@ line 12 alone, with weights of 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from ..batch import PairBatch
 from ..errors import UserError, check_within
@@ -22,16 +24,14 @@ from ..meta_gradient.estimators import (
     coefficient_metrics,
     relative_error,
 )
-from ..meta_gradient.gradient import Direction, norm, zeros
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
-from ..meta_gradient.virtual_step import shifted
+from ..policy import Direction
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
 from .base import Weighting, Weights
 from .sigmoid_prior import auto_offset
-from .vnet import VNet
 
 NORM_FLOOR = 1e-10
 """Below this norm of d_meta the update is skipped."""
@@ -76,7 +76,7 @@ def policy_gradient(
 
 
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
-    """Return the gradient of the weighted training loss: lines 2 to 5, and again line 12.
+    """Return the gradient of the weighted training loss: lines 3 to 5, and again line 12.
 
     With several micro-batches, a grouped objective (Dr.DPO) computes all losses once more, without gradient.
     """
@@ -89,8 +89,8 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         if group is not None:
             groups = group.split([len(part) for part, _ in pairs.parts])
 
-    gradient, rewards, losses, parts = zeros(pairs.policy.adapter()), [], [], []
-    for part, group in zip(pairs, groups, strict=True):  # lines 2, 3: u_i, Delta_i, l_i at omega
+    gradient, rewards, losses, parts = pairs.policy.zeros(), [], [], []
+    for part, group in zip(pairs, groups, strict=True):  # line 3: u_i, Delta_i; l_i at omega
         rewards.append(part.rewards)
         losses.append(part.losses)
         weights = weighting.weights(part.rewards, part.batch)  # line 4: g_i
@@ -103,6 +103,72 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         part.add_gradient(gradient, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
     return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
+
+
+class VNet(nn.Module):
+    """V, a network from a pair's implicit rewards to its weight (Qu et al., section 5.1).
+
+    [Delta, u] -> [a, b], g = c + (1 - c) sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
+    The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
+    first:
+
+    >>> delta, u = torch.tensor([0.5, 0.1]), torch.tensor([2.0, -1.0])
+    >>> g, a, b = VNet()(delta, u)
+    >>> g.detach()  # sigmoid(u)
+    tensor([0.8808, 0.2689])
+    >>> VNet(floor=0.3)(delta, u)[0].detach()  # 0.3 + 0.7 sigmoid(u)
+    tensor([0.9166, 0.4883])
+
+    Computes in its own precision under autocast.
+
+    Args:
+        hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
+        slope: a at the start.
+        offset: b at the start.
+        floor: c, the smallest weight; Qu et al.: 0.
+        max_slope: largest a; at it a pair's slope has no gradient. Qu et al.: None.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (64, 16),
+        slope: float = 1.0,
+        offset: float = 0.0,
+        floor: float = 0.0,
+        max_slope: float | None = None,
+    ):
+        super().__init__()
+        self.floor, self.max_slope = floor, max_slope
+        widths = [2, *hidden]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        last = nn.Linear(widths[-1], 2)
+        nn.init.zeros_(last.weight)
+        self.layers = nn.Sequential(*layers, last)
+        self.start(slope, offset)
+
+    @property
+    def _last(self) -> nn.Linear:
+        return cast("nn.Linear", self.layers[-1])
+
+    @torch.no_grad()
+    def start(self, slope: float, offset: float) -> None:
+        """Set the last layer's bias, a and b of every pair while its weight is 0."""
+        self._last.bias.copy_(torch.tensor([slope, offset]))
+
+    def forward(self, delta: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (N,) weights g, slopes a and offsets b of (N,) Delta and u.
+
+        No gradient flows into the rewards (appendix A).
+        """
+        with torch.autocast(u.device.type, enabled=False):
+            inputs = torch.stack([delta, u], dim=1).detach().to(self._last.weight.dtype)
+            a, b = self.layers(inputs).unbind(1)
+            if self.max_slope is not None:
+                a = a.clamp(max=self.max_slope)
+            g = torch.sigmoid(a * inputs[:, 1] + b)
+            return self.floor + (1 - self.floor) * g, a, b
 
 
 class VNetWeighting(Weighting):
@@ -230,13 +296,13 @@ class VNetWeighting(Weighting):
         # Lines 3 to 5: the weighted loss's gradient at omega.
         inner = weighted_gradient(pairs, self)
         # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.
-        with shifted(pairs.policy, inner.gradient, -alpha):
+        with pairs.policy.shifted(inner.gradient, -alpha):
             # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
             # gradient of their loss at omega^.
             found = self.outer.gradient(
                 pairs.policy, pairs.objective.beta, meta, pairs.micro_batch_size or len(pairs.batch)
             )
-        d_norm = norm(found.d_meta)
+        d_norm = get_total_norm(found.d_meta.values())
         metrics = {**found.metrics, "meta/d_norm": d_norm}
         learns = found.retained > 0 and float(d_norm) > NORM_FLOOR and factor > 0
         if learns:
@@ -269,8 +335,9 @@ class VNetWeighting(Weighting):
             self._said_error = True
             rank_zero_warn(
                 f"{type(self.estimator).__name__} is {float(error):.0%} off the exact coefficients, at "
-                f"norm(d_meta) {float(norm(d_meta)):.2g}: its step is lost in rounding or too long. Use "
-                "GhostDotProduct, or a relative step of 0.03 to 0.1; meta/estimator_error has later errors."
+                f"norm(d_meta) {float(get_total_norm(d_meta.values())):.2g}: its step is lost in rounding or "
+                "too long. Use GhostDotProduct, or a relative step of 0.03 to 0.1; meta/estimator_error has "
+                "later errors."
             )
         return {"meta/estimator_error": error}
 

@@ -8,11 +8,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.figures import BINS, GROUPS, draw_weight_distributions
 from pacmr_lightning.callbacks import WeightRecorder
+from pacmr_lightning.callbacks.to_loggers import log_histogram
 from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.files import save_figure
 from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import read_weights
 
+from ..conftest import quiet_trainer
 from .conftest import Data, Module, fit
 
 
@@ -60,6 +62,20 @@ def test_no_label_is_invented(tmp_path, flip, groups):
     found = histograms(tmp_path)
     assert {tag.split("/")[1] for tag in found} == groups
     assert sum(events[-1].histogram_value.num for events in found.values()) == 3 * 16
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e4])
+def test_neighbours_in_float32(tmp_path, value):
+    """As the weights of a VNet after its first update: np.histogram has too few numbers between them."""
+    above = np.nextafter(np.float32(value), np.float32(np.inf))
+    trainer = quiet_trainer(tmp_path, logger=TensorBoardLogger(tmp_path, "", ""))
+    for tag, values in {"two": [value, above, above], "one": [value] * 3}.items():
+        log_histogram(trainer, tag, np.array(values, np.float32))
+    trainer.logger.save()
+    events = EventAccumulator(str(tmp_path), {"histograms": 0}).Reload()
+    for tag, high in {"two": above, "one": value}.items():
+        found = events.Histograms(tag)[0].histogram_value
+        assert (found.num, found.min, found.max, sum(found.bucket)) == (3, value, high, 3)
 
 
 def visits_of(weight, flipped):

@@ -62,6 +62,10 @@ def test_ids_and_categories_of_any_type(tmp_path):
         assert (found["id"], found["category"], found["annotator"]) == (text, text, text)
         with pytest.raises(UserError, match=f"row 2 has the id '{text}' of test, row 1"):
             pairs(row, ROW | {"id": text})
+    [plain] = pairs(ROW)
+    for rows in ([ROW, plain["id"]], [plain["id"], ROW]):  # a made id is another row's own
+        with pytest.raises(UserError, match=f"row 2 has the id '{plain['id']}' of test, row 1"):
+            pairs(*(ROW | {"id": row} if isinstance(row, str) else row for row in rows))
     [found] = pairs(ROW | {"category": float("nan")})
     assert found["category"] is None and found["unread"] == "category"
     for value in ([1], {"a": 1}, 1.5, 2.0**60):

@@ -11,7 +11,7 @@ from pacmr_lightning.datamodules.augmentation.structure import (
     looks_like_frame,
     prompt_sentences,
 )
-from pacmr_lightning.datamodules.split_prompt import split_row
+from pacmr_lightning.datamodules.split_prompt import split_prompt
 
 from ...conftest import read_lines
 
@@ -139,7 +139,7 @@ def test_real_prompts(shared_data, file, marks):
     rows = read_lines(shared_data / file)
     assert len(rows) > 1000
     for row in rows:
-        prompt = split_row(row.get("prompt"), row["chosen"], row["rejected"]).prompt
+        prompt = row.get("prompt") or split_prompt(row["chosen"], row["rejected"]).prompt
         assert joined(cut(prompt)) == prompt
         assert re.findall(marks, "".join(frame(prompt))) == re.findall(marks, prompt)
         assert not any(looks_like_frame(text) or "\n" in text for text in contents(prompt))

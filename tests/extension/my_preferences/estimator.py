@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
-from pacmr_lightning.meta_gradient.gradient import Direction, norm
+from pacmr_lightning.policy import Direction
 
 
 class OneSidedDifference(MetaGradientEstimator):
@@ -24,7 +25,7 @@ class OneSidedDifference(MetaGradientEstimator):
     @torch.no_grad()
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients."""
-        step = self.epsilon / float(norm(direction))
+        step = self.epsilon / float(get_total_norm(direction.values()))
         before = pairs.weighted_losses()
         with pairs.policy.shifted(direction, step):
             return (pairs.weighted_losses() - before) / step

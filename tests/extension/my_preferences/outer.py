@@ -8,7 +8,6 @@ from torch import Tensor
 from pacmr_lightning.batch import MicroBatchSize, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import OuterGradient, OuterObjective
-from pacmr_lightning.meta_gradient.gradient import add_gradient, zeros
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.strategies.ranks import sum_over_ranks
@@ -30,12 +29,12 @@ class BrierConsistency(OuterObjective):
         def belief(part: PairBatch) -> Tensor:
             return Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u.sigmoid()
 
-        direction = zeros(policy.adapter())
+        direction = policy.zeros()
         for part in meta.micro_batches(micro_batch_size):
             with torch.no_grad():
                 target = belief(part)
             loss = (belief(part.augmented) - target).square().sum()
             counts[1] += loss.detach()
-            add_gradient(direction, policy.adapter(), loss / total)
+            policy.add_gradient(direction, loss / total)
         sum_over_ranks([counts, *direction.values()])
         return OuterGradient(direction, int(counts[0]), {"meta/loss": counts[1] / counts[0]})

@@ -17,7 +17,7 @@ from pacmr_lightning.analysis.surface import (
     slope_and_offset,
 )
 from pacmr_lightning.rewards import Visits
-from pacmr_lightning.weighting.vnet import VNet
+from pacmr_lightning.weighting import VNet
 
 
 def surface(middle=1.0, rise=0.0, points=61, noise=0.3, step=200, known=True):

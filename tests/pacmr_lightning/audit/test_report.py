@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
+from pacmr_lightning.audit.html_report import FOLD, _edges, html_report, visible_text
 from pacmr_lightning.audit.manual_review import Texts, random_sample
 from pacmr_lightning.audit.shortcuts import shortcuts
 
@@ -81,6 +81,13 @@ def test_what_the_sample_does_not_say(report):
     assert f"{html.escape(VISIBLE)}{'x' * (FOLD // 2 - len(NASTY))} …</span>" in page
     for text in ("\ud800", "a\rb", "\x7f", "\u2028"):
         assert visible_text(text).encode() and "\r" not in visible_text(text)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e4])
+def test_the_figure_of_nearly_equal_scores(value):
+    for scores in (np.array([value, *[np.nextafter(value, np.inf)] * 2]), np.full(3, value)):
+        edges = _edges(scores, 30)
+        assert np.histogram(scores, edges)[0].sum() == 3 and (np.diff(edges) > 0).all()
 
 
 def test_what_it_says():

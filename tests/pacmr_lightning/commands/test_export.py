@@ -26,7 +26,7 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.runs.model_card import public
-from pacmr_lightning.weighting.vnet import load_vnet
+from pacmr_lightning.weighting.exported_vnet import load_vnet
 
 from ...conftest import edit_config, fails, files, short_fit, write_lines
 from ..runs.test_checkpoints import Code
@@ -235,6 +235,8 @@ def test_vnet_comes_along(trained, exported, tmp_path):
     assert not list(dpo.glob("vnet*"))
     with pytest.raises(UserError, match="out holds no VNet"):
         load_vnet(dpo)
+    with pytest.raises(UserError, match="json holds no VNet"):
+        load_vnet(dpo / "adapter_config.json")
     broken = {"vnet_config.json": json.dumps(config | {"hidden": [3]}), "vnet.safetensors": "nothing"}
     for name, text in broken.items():
         (tmp_path / "out" / name).write_text(text)
