@@ -50,17 +50,33 @@ class KLGuard(Recurring):
         self.pairs = pairs
         self.warn = warn
         self.stop = stop
-        self._warned = False
+        self._state: dict[str, Any] = {}
+        """``adapter``, ``weighting`` and ``step`` of the last check below; ``warned``; ``ended``, the KL."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Move before all other callbacks, so that what they measure and save is the restored policy."""
         others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
         trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept state, with which a resumed run ends as one without a stop."""
+        return self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the return value of ``state_dict``."""
+        self._state = state_dict
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep the state that the run starts from."""
-        self._warned = False
-        self._keep(trainer, pl_module)
+        """Keep the state that the run starts from; end a run again that this callback has ended."""
+        if not trainer.global_step or "adapter" not in self._state:
+            self._state = {"warned": False, "ended": 0.0}
+            self._keep(trainer, pl_module)
+        if self.stop is not None and not self._state["ended"] <= self.stop:
+            trainer.should_stop = True
+            rank_zero_warn(
+                f"KLGuard has ended this run at {self._state['ended']:.2f} nats per token; give a larger "
+                "stop to train on."
+            )
         every = self.every
         checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)
         most = SHARE * 3 * trained_pairs(trainer) / (2 * checks)
@@ -75,18 +91,18 @@ class KLGuard(Recurring):
         log_numbers(trainer, {"val/guard/kl": kl})
         if self.stop is not None and not kl <= self.stop:
             self._restore(pl_module)
-            log_numbers(trainer, {"val/guard/restored_step": float(self._step)})
-            trainer.should_stop = True
+            log_numbers(trainer, {"val/guard/restored_step": float(self._state["step"])})
+            trainer.should_stop, self._state["ended"] = True, kl
             rank_zero_warn(
                 f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats per token away "
                 f"from its reference on {self._number} held-out pairs. The run keeps the policy of update "
-                f"{self._step}. Try a lower learning_rate, a larger beta, or the method pacmr_robust "
-                "in place of pacmr; docs/when_dpo_goes_wrong.md has more."
+                f"{self._state['step']}. Try a lower learning_rate, a larger beta, or the method "
+                "pacmr_robust in place of pacmr; docs/when_dpo_goes_wrong.md has more."
             )
             return
         self._keep(trainer, pl_module)
-        if kl > self.warn and not self._warned:
-            self._warned = True
+        if kl > self.warn and not self._state["warned"]:
+            self._state["warned"] = True
             end = "" if self.stop is None else f"; at {self.stop:g} KLGuard ends the training"
             rank_zero_warn(
                 f"After {step} updates the policy is {kl:.2f} nats per token away from its reference on "
@@ -111,14 +127,14 @@ class KLGuard(Recurring):
             return  # nothing is ever restored
         adapter = pl_module.policy.adapter()
         with whole(adapter.values()):
-            self._adapter = {name: value.detach().cpu().clone() for name, value in adapter.items()}
-        self._weighting = copy.deepcopy(pl_module.weighting.state_dict())
-        self._step = trainer.global_step
+            kept = {name: value.detach().cpu().clone() for name, value in adapter.items()}
+        weighting = copy.deepcopy(pl_module.weighting.state_dict())
+        self._state |= {"adapter": kept, "weighting": weighting, "step": trainer.global_step}
 
     @torch.no_grad()
     def _restore(self, pl_module: PreferenceModule) -> None:
         adapter = pl_module.policy.adapter()
         with whole(adapter.values(), change=True):
             for name, value in adapter.items():
-                value.copy_(self._adapter[name])
-        pl_module.weighting.load_state_dict(self._weighting)
+                value.copy_(self._state["adapter"][name])
+        pl_module.weighting.load_state_dict(self._state["weighting"])

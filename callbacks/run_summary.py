@@ -163,12 +163,12 @@ def _statistics(rows: Tensor) -> dict[str, float | int | None]:
 
 
 def _validated(trainer: Trainer) -> int | None:
-    data = datamodule(trainer)
-    kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
-    limit = trainer.limit_val_batches
-    if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
-        return kept
-    return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
+    data, limit = datamodule(trainer), trainer.limit_val_batches
+    if (pairs := getattr(data, "validation_pairs", None)) is None:
+        return None
+    if isinstance(limit, float) and limit == 1:  # an integer is a number of batches
+        return len(pairs)
+    return min(len(pairs), sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
 
 
 def _of_vnet(pl_module: Any) -> dict[str, int]:

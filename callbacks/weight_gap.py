@@ -25,7 +25,7 @@ from .recurring import Recurring
 from .to_loggers import PAIR_WEIGHTS
 
 MICRO_BATCH = 32
-"""Pairs in one forward pass if the module sets no ``micro_batch_size``."""
+"""Pairs in one forward pass if the module sets no size of micro-batches."""
 
 
 class WeightGap(Recurring):
@@ -103,15 +103,14 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
     share = -(-len(indices) // ranks)
     mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
     device = trainer.strategy.root_device
-    size = pl_module.micro_batch_size or MICRO_BATCH
     parts = []
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         # Hooks run outside of autocast.
         trainer.precision_plugin.val_step_context(),
     ):
-        for start in range(0, share, size):
-            batch = move_data_to_device(pairs.batch(mine[start : start + size]), device)
+        for part in pairs.batch(mine).micro_batches(pl_module.micro_batch or MICRO_BATCH):
+            batch = move_data_to_device(part, device)
             batch = batch.with_reference(policy.reference_log_probs(batch))
             rewards = Rewards.of(policy.log_probs(batch), batch, pl_module.objective.beta)
             weight = pl_module.weighting.weights(rewards, batch).g

@@ -123,6 +123,13 @@ class SFTDataModule(LightningDataModule):
         for sentence in dict.fromkeys(warnings):
             rank_zero_info(sentence)
         if stage == TrainerFn.FITTING:
+            assert self.trainer is not None
+            left, ranks = len(self._rows["validation"]), self.trainer.world_size
+            if left < ranks:
+                raise UserError(
+                    f"There are {left} validation rows, but each of {ranks} processes needs one; use fewer "
+                    "processes, or give more rows."
+                )
             rank_zero_info(self._epoch_line())
 
     def _epoch_line(self) -> str:

@@ -110,10 +110,10 @@ class Source(Recorded, ABC):
         return self.load("train")
 
     cleaned_name = "cleaned.jsonl"
-    """Name of an audit's cleaned file where none is given."""
+    """Name of an audit's cleaned file where none is given; one that is given has its format."""
 
     files: tuple[str, ...] = ()
-    """Own files or folder, which are not written to; a cleaned file has the format of the first."""
+    """Own files or folder, which are not written to."""
 
     def refuse_own(self, option: str, output: str | Path) -> None:
         """Raise a UserError if an option names one of ``files``, or a file below such a folder."""
@@ -125,8 +125,8 @@ class Source(Recorded, ABC):
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
         self.refuse_own("cleaned", output)
-        path, own = local_path(output), [local_path(file) for file in self.files]
-        endings = (".parquet",) if own and own[0].suffix == ".parquet" else JSON_ENDINGS
+        path = local_path(output)
+        endings = (".parquet",) if self.cleaned_name.endswith(".parquet") else JSON_ENDINGS
         if not path.name.endswith(endings) or path.is_dir():
             raise UserError(
                 f"cleaned is {output}, but the pairs of {self.name} are written to a file ending in "
@@ -196,7 +196,7 @@ class Prompts(Source):
     """
 
     def __init__(self, file: str):
-        self.name = Path(file).name
+        self.name, self.files = Path(file).name, (file,)
         self.prompts = []
         messages = True
         for place, row in numbered_rows(file):

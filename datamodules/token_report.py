@@ -74,8 +74,10 @@ def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pai
         parts.append(f"dropped: {', '.join(dropped)}")
     if CUT in counts:
         parts.append(f"{counts[CUT]} cut at max_length")
+    if held_out := counts.get("in clean_meta", 0):
+        parts.append(f"{held_out} held out for clean_meta")
     if counts.get("flipped"):
-        parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
+        parts.append(f"{counts['flipped'] / (counts['kept'] - held_out):.1%} of labels flipped")
     if "easiest" in counts:
         parts.append(f"the {counts['easiest']} easiest of them, from easy to difficult")
     if counts.get(NO_AUGMENTED_PROMPT) and split == "train":

@@ -54,8 +54,10 @@ class TokenizedPairs:
 
     @cached_property
     def flipped(self) -> list[int]:
-        """N values: 1 wrong label, 0 right label, -1 unknown."""
-        return flip_flags(self.rows["flipped"][:], self.swapped if self._noisy else None)
+        """N values: 1 wrong label, 0 right one, -1 unknown; noise takes unknown ones as right before it."""
+        flips = zip(self.rows["flipped"][:], self.swapped, strict=True)
+        unknown = 0 if self._noisy else UNKNOWN
+        return [int(swap) or unknown if known == UNKNOWN else known ^ int(swap) for known, swap in flips]
 
     @property
     def p_right(self) -> list[float | None]:
@@ -235,16 +237,6 @@ def as_trained(columns: dict[str, list[Any]], swapped: Sequence[bool]) -> dict[s
         values = zip(columns[name], swapped, strict=True)
         found[name] = [1 - p if swap and p is not None else p for p, swap in values]
     return found
-
-
-def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:
-    """Return N flip flags (-1 unknown) under noise; where ``given`` is -1, relative to the label as found."""
-    if swapped is None:
-        return list(given)
-    return [
-        known ^ int(swap) if known != UNKNOWN else int(swap)
-        for known, swap in zip(given, swapped, strict=True)
-    ]
 
 
 def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArray], list[np.ndarray]]]:

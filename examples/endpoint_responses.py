@@ -45,8 +45,9 @@ def endpoint_responses(
         seed: seed of the sample.
     """
     check_within("[1, inf)", ", or null for all prompts", n=n)
-    prompts = draw_prompts(source, n, seed)
     path = output_path(output)
+    source.refuse_own("output", path)
+    prompts = draw_prompts(source, n, seed)
     conversations = [as_messages(prompt.asked) for prompt in prompts]
     with AnswerStore(answers_path(path)) as store:
         answers = endpoint.ask(conversations, store, f"Asking {endpoint.model}")

@@ -111,7 +111,9 @@ def sentiment(
     categories = {row.get("prompt"): row.get("category") for _, row in numbered_rows(reviews)}
     files = [str(Path(output) / f"responses-{number}.jsonl") for number in (1, 2)]
     for number, file in enumerate(files, 1):
-        if not Path(file).exists():
+        if Path(file).exists():
+            print(f"{file} is used as it is; delete it to draw responses by other options.", file=sys.stderr)
+        else:
             options = ["--model.policy.model", model, "--model.policy.dtype", "bfloat16"]
             options += ["--data.source", "Prompts", "--data.source.file", reviews, "--data.reference", "live"]
             options += ["--data.predict_prompts", str(prompts), "--data.predict_seed", str(prompts_seed)]

@@ -169,7 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
             if words[0] in TOOLS:
                 from .command_line.parser import run_tool
 
-                run = partial(run_tool, *tool_of(words))
+                name, function, rest = tool_of(words)
+                run = partial(run_tool, f"pacmr {name}", function, rest)
             else:
                 # None, not sys.argv, since DDP restarts its processes with sys.argv.
                 run = partial(import_module(".commands.fit", __package__).PacmrCLI, arguments)

@@ -104,7 +104,8 @@ class World:
             first, second = self._draw_response(rng), self._draw_response(rng)
             while set(first) == set(second):
                 second = self._draw_response(rng)
-            eta = _sigmoid(self._score(topic, mood, first) - self._score(topic, mood, second))
+            better = self._score(topic, mood, first) - self._score(topic, mood, second)
+            eta = 0.5 * (1 + math.tanh(better / 2))  # sigmoid(better), without overflow
             chosen, rejected, eta = (first, second, eta) if rng.random() < eta else (second, first, 1 - eta)
             prompt = _prompt(*meaning)
             yield {
@@ -174,8 +175,3 @@ def _draw_meaning(rng: np.random.Generator) -> tuple[int, int, int, int]:
 
 def _text(response: tuple[int, ...]) -> str:
     return "".join(f" {ATTRIBUTES[a]}" for a in response)
-
-
-def _sigmoid(x: float) -> float:
-    # tanh cannot overflow.
-    return 0.5 * (1 + math.tanh(x / 2))

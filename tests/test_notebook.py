@@ -37,7 +37,6 @@ def test_it_runs(tmp_path, monkeypatch):
 
 
 def test_its_outputs_are_stored():
-    """The site shows them without running it."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     commands = [cell for cell in cells if cell["cell_type"] == "code" and "!pacmr" in "".join(cell["source"])]
     assert len(commands) >= 7 and all(cell["outputs"] for cell in commands)

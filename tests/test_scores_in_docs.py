@@ -34,7 +34,6 @@ def table():
 
 
 def test_the_wrong_labels(rows):
-    """By the world's reward, all of them have the score of 10."""
     reward = World().gold_reward
     wrong = [reward(row["prompt"], row["chosen"]) < reward(row["prompt"], row["rejected"]) for row in rows]
     tens = [row["category"] == "score 10" for row in rows]

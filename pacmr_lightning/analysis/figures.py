@@ -36,16 +36,16 @@ OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
 def draw_on(axis: Axes, visits: Visits) -> None:
     """Draw densities of the weights by label, with a dashed line at each mean."""
     groups = visits.by_flip(visits.weight)
-    means = []
+    means, most = [], max(1.0, float(visits.weight.max()))
     for name, values in groups.items():
         color, mean = GROUPS[name], values.mean(dtype=float)
         label = f"{name} ({len(values):,}), mean {mean:.2f}"
-        axis.hist(values, BINS, density=True, color=color, alpha=0.5, label=label)
+        axis.hist(values, [most * edge for edge in BINS], density=True, color=color, alpha=0.5, label=label)
         means.append((mean, color))
     top = axis.get_ylim()[1]
     for mean, color in means:
         axis.vlines(mean, 0, top, color=color, linestyle="--", linewidth=1.4)
-    axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, 1))
+    axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, most))
     axis.set_ylim(0, (1.25 + 0.13 * len(groups)) * top)  # room for the legend
     gap = weight_gap(torch.tensor(visits.weight), torch.tensor(visits.flipped))["gap"]
     title = None if gap is None else f"gap {gap:.2f}"
@@ -217,6 +217,6 @@ def contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
 
 def _title(surface: Surface, with_noise: bool = True) -> str:
     known = with_noise and not np.isnan(surface.noise_rate)
-    noise = f"{surface.noise_rate:.0%} noise" if known else ""
+    noise = f"{100 * surface.noise_rate:g}% noise" if known else ""
     parts = (surface.task, surface.method, noise, f"step {surface.step:,}")
     return ", ".join(filter(None, parts))

@@ -62,10 +62,7 @@ def ask_judges(
             if billed != NO_TOKENS:
                 cost = judging.price(billed.prompt, billed.completion, prices)
                 notes.append(f"{judge.name}: tokens {billed}" + (f"; cost {cost:,.2f}." if cost else "."))
-            if failed := judging.requests_without_answer(verdicts):
-                notes.append(f"{judge.name}: {failed}; the same command repeats them.")
-            if wrong := judging.invalid_answers(verdicts):
-                notes.append(f"{judge.name}: {wrong}.")
+            notes += [f"{judge.name}: {line}" for line in judging.without_verdict(verdicts)]
     return votes, notes
 
 

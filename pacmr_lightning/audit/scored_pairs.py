@@ -214,7 +214,11 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
-    source.check_output(options.cleaned or str(Path(options.output or "") / source.cleaned_name))
+    table = Path(options.output or "") / "pairs.parquet"
+    source.refuse_own("output", table)
+    cleaned = source.check_output(options.cleaned or str(table.with_name(source.cleaned_name)))
+    if cleaned.resolve() == table.resolve():
+        raise UserError(f"cleaned is {options.cleaned}, the audit's own table; name another file.")
     if options.decided is None:
         return []
     return options.decided.check(ids, pairs.swapped, pairs.rows["texts"][:])

@@ -52,7 +52,7 @@ def sentence(error: BaseException) -> str | None:
     """Return the problem and its fix; None for an error that no user can fix."""
     if found := next((one for one in _chain(error) if isinstance(one, UserError)), None):
         return str(found)
-    of_libraries = (_of_logger, _of_lightning, full_disk, out_of_memory, _other_model, no_compiler)
+    of_libraries = (_of_logger, _of_lightning, file_trouble, out_of_memory, _other_model, no_compiler)
     return next(filter(None, (text(error) for text in (*of_libraries, lost_process))), None)
 
 
@@ -91,9 +91,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
-def full_disk(error: BaseException) -> str | None:
-    """Return the sentence on a full disk or quota."""
+def file_trouble(error: BaseException) -> str | None:
+    """Return the sentence on a file without permission, or a full disk or quota."""
     for one in _chain(error):
+        if isinstance(one, PermissionError) and one.filename:
+            return f"{one.filename} may not be read or written ({one.strerror}); change its permissions."
         # Rust, in safetensors and tokenizers, raises no OSError.
         of_rust = re.search(r"\(os error (\d+)\)", str(one))
         number = int(of_rust[1]) if of_rust else getattr(one, "errno", None)

@@ -48,8 +48,8 @@ def takes_words(function: Callable[..., Any]) -> bool:
     return next(iter(inspect.signature(function).parameters), None) != "source"
 
 
-def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> Any:
-    """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
+def run_tool(prog: str, function: Callable[..., Any], arguments: list[str]) -> Any:
+    """Call ``function`` with the arguments of the program ``prog``, by its type hints and docstring.
 
     Prints go to standard error, except those of ``print_result``. Parameters without a default are
     positional, unless they are keyword-only or ``takes_words`` is false.
@@ -61,7 +61,7 @@ def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> A
         only_results()(function),
         args=arguments,
         as_positional=takes_words(function),
-        prog=f"pacmr {name}",
+        prog=prog,
         description=told,
         parser_class=ToolParser,
     )
@@ -70,7 +70,7 @@ def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> A
 def run_script(function: Callable[..., Any]) -> None:
     """Call a function with the words of the command line; bad input ends in a sentence and exit status 2."""
     try:
-        run_tool(function.__name__, function, sys.argv[1:])
+        run_tool(f"python {sys.argv[0]}", function, sys.argv[1:])
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -22,6 +22,7 @@ from ..files import write_text
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 _EXAMPLES = 6
+_MAX_LENGTH = 768
 
 
 def augment(
@@ -30,7 +31,7 @@ def augment(
     rewriter: Rewriter = _BACK_TRANSLATION,
     n: int | None = None,
     tokenizer: str | None = None,
-    max_length: int = 768,
+    max_length: int = _MAX_LENGTH,
     seed: int = 42,
 ) -> None:
     """Writes augmented prompts (paraphrases) of the training pairs, for VNet.
@@ -45,16 +46,17 @@ def augment(
         n: number of training pairs to augment, a sample stratified by category of the pairs that training
             keeps; null for the prompts of all pairs. Qu et al. have 4,380 (TL;DR) and 5,584 (HH).
         tokenizer: folder or Hub id of the model, needed with n to know which pairs training keeps.
-        max_length: tokens of a prompt, original or augmented, with the longer response, as in training.
+        max_length: with n, tokens of a prompt, original or augmented, with the longer response, as in
+            training.
         seed: seed of the sample and of the report's examples.
     """
     path = output_path(output, ".parquet")
     source.refuse_own("output", path)
     check_at_least(1, n=n)
-    if n is not None and tokenizer is None:
+    if (n is None) != (tokenizer is None) or (n is None and max_length != _MAX_LENGTH):
         raise UserError(
-            f"n is {n}, a number of pairs that training keeps at max_length {max_length}; give --tokenizer, "
-            "the model's folder or Hub id."
+            f"n is {n or 'null'} and tokenizer {tokenizer or 'null'}, but a sample takes both: n pairs that "
+            f"training keeps at max_length {max_length}. For the prompts of all pairs leave all three out."
         )
     settings = rewriter.settings  # fails before long work if a model cannot be loaded
     source_rows = source.load("train")

@@ -8,10 +8,10 @@ from ..datamodules.reading import response_text, values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
-from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
+from ..evaluation import judging, reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
-from ..evaluation.judging import Comparison, PairJudge, Preference, check_distinct, requests_without_answer
+from ..evaluation.judging import Comparison, PairJudge, Preference
 from ..evaluation.response_files import answers_path, output_path
 from ..files import write_json_lines
 
@@ -46,10 +46,14 @@ def clean_meta(
             "judges is missing; give one or more, such as --judges+=EndpointJudge, or GoldJudge for the "
             "synthetic benchmark."
         )
-    check_distinct(judges)
+    judging.check_distinct(judges)
     pairs, given, usable = _sample(source, n, seed)
     with AnswerStore(answers_path(path)) as answers:
         verdicts = [judge.compare(pairs, answers) for judge in judges]
+    for judge, of in zip(judges, verdicts, strict=True):
+        judging.check_any_verdict(judge, of)
+        for line in judging.without_verdict(of):
+            print(f"{judge.name}: {line}")
     wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
     rows = []
     for i, (row, corrected) in enumerate(zip(given, wrong, strict=True)):
@@ -63,8 +67,6 @@ def clean_meta(
     unseen = {name for row in given for name in TEMPLATE_COLUMNS if name in row}
     if unseen:
         print(f"Not shown to the judges: the columns {' and '.join(sorted(unseen))}.")
-    if failed := requests_without_answer(verdict for of in verdicts for verdict in of):
-        print(f"{failed}; the same command repeats them.")
     print_result(
         f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected."
     )

@@ -8,7 +8,7 @@ from ..command_line.output import plain_table, print_result
 from ..runs.folder import read_summary
 
 COLUMNS = {
-    "injected noise": ("{noise_rate:.0%}", "labels flipped on purpose; wrong labels in the data come on top"),
+    "injected noise": ("{noise_percent:g}%", "labels flipped on purpose; wrong labels in data come on top"),
     "accuracy": (
         "{val_accuracy:.3f}",
         "validation pairs whose label the policy prefers (u > 0), labels as given",
@@ -54,8 +54,8 @@ def compare(runs: list[str]) -> None:
 
 def _cell(form: str, summary: dict[str, Any]) -> str:
     known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
-    if not known.get("noise_rate"):
-        known.pop("noise_rate", None)  # nothing injected; the data's own noise rate is unknown, not 0
+    if rate := known.get("noise_rate"):  # 0 is nothing injected; the data's own noise rate is unknown
+        known["noise_percent"] = 100 * rate
     try:
         return form.format_map(known)
     except KeyError:

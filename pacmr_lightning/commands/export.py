@@ -89,7 +89,8 @@ def export(
         if base is not None and bottom == found.base:
             found.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
-        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, merged=merged)
+        loaded = None if merged else base or bottom
+        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, loaded=loaded)
         data.tokenizer.save_pretrained(folder)
         if isinstance(module.vnet, VNet):
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
@@ -112,7 +113,7 @@ def export(
     print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
     if not merged and hub_base is None:
         print(
-            f"The adapter needs its base, {os.path.abspath(found.base)} (base_model_name_or_path in "
+            f"The adapter needs its base, {os.path.abspath(bottom)} (base_model_name_or_path in "
             "adapter_config.json); to load it elsewhere give the base's Hub id with --base, or --merged."
         )
 

@@ -162,6 +162,7 @@ class PacmrCLI(LightningCLI):
         check_flags(config)
         resolve_auto(config)
         use_lora_deepspeed(config)
+        self._had_config = (root / CONFIG).exists()
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if (given := config.checkpoint.dirpath) is not None:
             raise UserError(
@@ -170,7 +171,7 @@ class PacmrCLI(LightningCLI):
             )
         config.checkpoint.dirpath = str(root / CHECKPOINTS)
         trial = self.subcommand == "fit" and bool(config.trainer.fast_dev_run)
-        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None and not trial:
+        if self.subcommand == "fit" and self._had_config and config.ckpt_path is None and not trial:
             raise UserError(
                 f"The folder {root} already holds a run; continue it with --ckpt_path last, or name another "
                 "folder with --output."
@@ -205,7 +206,7 @@ class PacmrCLI(LightningCLI):
                 for folder in self._new_folders[1:]:
                     with contextlib.suppress(OSError):  # not empty: it has other runs
                         folder.rmdir()
-            elif subcommand == "fit" and not any((root / CHECKPOINTS).glob("*.ckpt")):
+            elif subcommand == "fit" and not (self._had_config or any((root / CHECKPOINTS).glob("*.ckpt"))):
                 (root / CONFIG).unlink(missing_ok=True)
             raise
         finally:

@@ -7,7 +7,7 @@ from ..command_line.output import plain_table, print_result
 from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.judging import PairJudge, check_prices, invalid_answers, requests_without_answer
+from ..evaluation.judging import PairJudge, check_prices, without_verdict
 from ..evaluation.win_rate import JudgedPair, WinRate, judge_pairs, response_pairs
 from ..files import check_writable, local_path
 
@@ -105,8 +105,4 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
     ) + (f"; cost: {cost['all']:.2f}, in this call {cost['now']:.2f}" if cost else "")
     if uncounted := costs["uncounted_requests"]["all"]:
         yield f"not in these tokens: {uncounted:,} requests without a count, which the server may bill"
-    verdicts = [one.verdict for one in judged if one.verdict is not None]
-    if failed := requests_without_answer(verdicts):
-        yield f"{failed}; the same command repeats them"
-    if wrong := invalid_answers(verdicts):
-        yield wrong
+    yield from without_verdict(one.verdict for one in judged if one.verdict is not None)

@@ -85,6 +85,8 @@ def read_response(status: int, content: bytes, valid: Callable[[str], bool]) -> 
         found = Reply(NO_ANSWER, f"the server's answer is no chat completion: {said(body)!r}")
     if status < 400 and not error:
         return found, tokens or Tokens(uncounted=1)
+    if isinstance(error, dict) and error.get("code") == "insufficient_quota":
+        status = 402  # OpenAI's 429 for no credit
     if status < 400:  # its own status may be a number inside the error
         inside = error if isinstance(error, dict) else fields
         number = re.search(r"\b[45]\d\d\b", f"{inside.get('code')} {inside.get('status')}")

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,18 +70,16 @@ class Verdict:
         return {opinion.preferred for opinion in self.orders} == {"first", "second"}
 
 
-def requests_without_answer(verdicts: Iterable[Verdict]) -> str:
-    """Return how many requests failed, and the most frequent problem; empty for none."""
-    opinions = (opinion for verdict in verdicts for opinion in verdict.orders)
-    found = Counter(opinion.problem for opinion in opinions if opinion.answer is None)
-    return f"{found.total()} requests failed (mostly: {found.most_common(1)[0][0]})" if found else ""
-
-
-def invalid_answers(verdicts: Iterable[Verdict]) -> str:
-    """Return how many answers hold no verdict, and the most frequent problem; empty for none."""
-    opinions = (opinion for verdict in verdicts for opinion in verdict.orders if opinion.answer is not None)
-    found = Counter(opinion.problem for opinion in opinions if opinion.problem)
-    return f"invalid answers: {found.total()} (mostly: {found.most_common(1)[0][0]})" if found else ""
+def without_verdict(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    """Yield how many requests failed and how many answers hold no verdict, with the most frequent problem."""
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders if opinion.problem]
+    failed = Counter(opinion.problem for opinion in opinions if opinion.answer is None)
+    invalid = Counter(opinion.problem for opinion in opinions if opinion.answer is not None)
+    if failed:
+        most = failed.most_common(1)[0][0]
+        yield f"{failed.total()} requests failed (mostly: {most}); the same command repeats them."
+    if invalid:
+        yield f"invalid answers: {invalid.total()} (mostly: {invalid.most_common(1)[0][0]})."
 
 
 def tokens_of(verdicts: Iterable[Verdict]) -> tuple[Tokens, Tokens]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -68,8 +69,20 @@ class RewardModelJudge(PairJudge):
         return {"reward_model": self.name, "content": state, **options}
 
     def check(self) -> None:
-        """Raise a UserError if there is no such model, or it has no tokenizer."""
+        """Raise a UserError if there is no such model or tokenizer, or it is too short or no reward model."""
         _ = self._tokenizer
+        config = pretrained(AutoConfig, self.name, "model")
+        if config.num_labels != 1:
+            raise UserError(
+                f"{self.name} is no reward model (it has {config.num_labels} labels); give a sequence "
+                "classifier that was trained with one label."
+            )
+        limit = positions(config)
+        if limit is not None and self.max_length > limit:
+            raise UserError(
+                f"max_length is {self.max_length}, but {self.name} reads at most {limit} tokens; set it to "
+                f"{limit} or less."
+            )
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Score 2 N responses; nothing is stored."""
@@ -115,20 +128,14 @@ class RewardModelJudge(PairJudge):
 
     @cached_property
     def _model(self) -> PreTrainedModel:
+        self.check()
         options = {"dtype": getattr(torch, self.dtype), "output_loading_info": True}
         model, loading = pretrained(AutoModelForSequenceClassification, self.name, "model", **options)
         # transformers initialises a missing head at random, with a warning only.
-        if model.config.num_labels != 1 or loading["missing_keys"]:
+        if missing := loading["missing_keys"]:
             raise UserError(
-                f"{self.name} is no reward model (it has {model.config.num_labels} labels, and "
-                f"{len(loading['missing_keys'])} of its weights are missing); give a sequence classifier "
-                "that was trained with one label."
-            )
-        limit = positions(model.config)
-        if limit is not None and self.max_length > limit:
-            raise UserError(
-                f"max_length is {self.max_length}, but {self.name} reads at most {limit} tokens; set it to "
-                f"{limit} or less."
+                f"{self.name} is no reward model ({len(missing)} of its weights are missing); give a "
+                "sequence classifier that was trained with one label."
             )
         return Fabric(accelerator="auto", devices=1).to_device(model).eval()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check_within
-from ..strategies.ranks import several_ranks, sum_over_ranks
+from ..strategies.ranks import ranks, sum_over_ranks
 from .per_pair import DPO
 
 
@@ -42,7 +42,7 @@ class DrDPO(DPO):
         """0-dim log sum exp(-l / beta') over all ranks; exp alone underflows in fp32 from l / beta' = 104."""
         x = -losses / self.beta_prime
         highest = x.max() if len(x) else x.new_tensor(-math.inf)
-        if several_ranks():
+        if ranks() > 1:
             torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX)
         sums = (x - highest).exp().sum()
         sum_over_ranks([sums])

@@ -286,10 +286,8 @@ class PolicyModel(Recorded, nn.Module):
         return {name: part.view(size) for (name, size), part in zip(shapes.items(), parts, strict=True)}
 
     def add_gradient(self, total: Direction, loss: Tensor) -> None:
-        """Add a loss's gradient to ``total``, this rank's sum from ``zeros``; frees the loss's graph.
-
-        ``p.grad`` and wrappers (DDP, DeepSpeed) are left alone.
-        """
+        """Add a loss's gradient to ``total``, this rank's sum from ``zeros``; frees the loss's graph."""
+        # Not backward(), to leave ``p.grad`` and wrappers (DDP, DeepSpeed) alone.
         gradients = torch.autograd.grad(loss, list(self.adapter().values()))
         # _foreach_ saves hundreds of kernel launches.
         torch._foreach_add_(list(total.values()), gradients)

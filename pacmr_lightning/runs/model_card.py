@@ -56,17 +56,20 @@ def model_card(
     *,
     name: str,
     hub_base: str | None,
-    merged: bool,
+    loaded: str | None,
 ) -> str:
-    """Return ``README.md`` with the Hub's front matter; ``hub_base`` is the bottom model's id, if any."""
-    name, base = public(name), public(run.base)
+    """Return ``README.md`` with the Hub's front matter.
+
+    ``hub_base`` is the bottom model's id, if any; an adapter is ``loaded`` on that model, None if merged.
+    """
+    name, base, merged = public(name), public(run.base), loaded is None
     options = run.data["init_args"]
     dtype = str(module.policy.dtype).removeprefix("torch.")
     if merged:
         kind = f"`{base}` with a LoRA adapter merged into it"
         use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": "", "stop": ""}
     else:
-        kind = f"A LoRA adapter for `{base}`"
+        kind = f"A LoRA adapter for `{public(loaded)}`"
         use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
         # The base's generation config lacks the policy's end tokens.
         use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
@@ -95,7 +98,7 @@ def model_card(
         base=base,
         name=json.dumps(name, ensure_ascii=False),
         **use,
-        local_base=hub_base is None and not merged,
+        local_base=public(loaded) if hub_base is None else None,
         no_bos=", add_special_tokens=False" if options.get("tokenization") == "openrlhf" else "",
         quantized=policy.get("quantization"),
         merged=merged,

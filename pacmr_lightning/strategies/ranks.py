@@ -15,15 +15,10 @@ def ranks() -> int:
     return torch.distributed.get_world_size() if there else 1
 
 
-def several_ranks() -> bool:
-    """Return whether this process is one of several that train together."""
-    return ranks() > 1
-
-
 @torch.no_grad()
 def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
     """Sum the tensors over ranks in place, in one message."""
-    if not several_ranks():
+    if ranks() == 1:
         return
     tensors = list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -34,7 +29,7 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
 
 def on_all_ranks(values: list[T]) -> list[T]:
     """Return the concatenated lists of all ranks; the values must be picklable."""
-    if not several_ranks():
+    if ranks() == 1:
         return values
     lists: list[list[T]] = [[]] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(lists, values)
@@ -43,7 +38,7 @@ def on_all_ranks(values: list[T]) -> list[T]:
 
 def max_over_ranks(value: int, device: torch.device) -> int:
     """Return the largest of the ranks' values."""
-    if not several_ranks():
+    if ranks() == 1:
         return value
     largest = torch.tensor(value, device=device)
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)

@@ -45,7 +45,7 @@ def draw_noise(frame: pd.DataFrame) -> Figure | None:
             found = numbers[asked].set_index("row").reindex(rows)
             beside = places + 0.24 * (i - (len(rates) - 1) / 2)
             style: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
-            style |= {"ms": 4, "ls": "none", "elinewidth": 1, "label": f"{rate:.0%}"}
+            style |= {"ms": 4, "ls": "none", "elinewidth": 1, "label": f"{100 * rate:g}%"}
             axis.errorbar(found["mean"], beside, xerr=found["stderr"], **style)
         axis.set_xlabel(MEASURES[name].heading)
         axis.xaxis.set_major_locator(MaxNLocator(4))
@@ -73,11 +73,12 @@ def draw_vnets(done: Sequence[Cell], folder: Path) -> None:
     pages: dict[str, list[Cell]] = {}
     for cell in done:
         if steps_of(cell.folder):
-            runs = pages.setdefault(re.sub(r"-noise[^-]+|-seed\d+$", "", cell.name), [])
+            name = re.sub(r"-seed\d+$", "", cell.name.replace(f"-noise{100 * cell.noise:g}", "", 1))
+            runs = pages.setdefault(name, [])
             runs += [cell] if not runs or runs[0].seed == cell.seed else []
     for name, runs in pages.items():
         runs.sort(key=lambda cell: cell.noise)
         for step in sorted(set.intersection(*(set(steps_of(cell.folder)) for cell in runs))):
             surfaces = [load_surface(cell.folder, step) for cell in runs]
-            page = draw_page(surfaces, [f"{cell.noise:.0%} noise" for cell in runs])
+            page = draw_page(surfaces, [f"{100 * cell.noise:g}% noise" for cell in runs])
             save_figure(page, folder / f"{name}-step-{step:05d}")

@@ -243,9 +243,11 @@ def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.
         outcomes = frame["verdict"].map(OUTCOMES.index).to_numpy()
         win, tie, _, score, _ = outcome_rates(outcomes, prompts, sweep.evaluate.seed)
         row: dict[str, Any] = {"row": label, "noise": noise}
+        judged_pairs = np.array([summary["pairs"] - summary["identical"] for summary, _ in members])
         flipped = [summary["flipped"] or 0 for summary, _ in members]
         broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
-        means = {"flipped": 100 * np.mean(flipped), "invalid": 100 * np.mean(broken), "pairs": len(frame)}
+        known = judged_pairs / (judged_pairs.sum() or np.nan)
+        means = {"flipped": 100 * known @ flipped, "invalid": 100 * known @ broken, "pairs": len(frame)}
         found += [row | {"measure": measure, "value": value} for measure, value in means.items()]
         for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
             values = {key: factor * value for key, value in asdict(one).items()}

@@ -23,6 +23,8 @@ RECORD = "cell.json"
 ADAPTER = "adapter_config.json"
 LOG = "log.txt"
 """Output of a cell."""
+STOPPED = "Stopped by"
+"""Begin of the last line of a run that SIGTERM stopped, and that goes on."""
 
 State = Literal["done", "failed", "submitted", "waiting"]
 
@@ -38,13 +40,13 @@ def state_of(cell: Cell) -> State:
     """
     if not any((cell.folder / name).exists() for name in (RECORD, CONFIG)):
         return "waiting"
-    record = _read(cell)
+    record = _read(cell.folder)
     begun = "arguments" in record or (cell.folder / CONFIG).exists()
     now = _described(cell) if begun else {}
     # What a run wrote itself is new.
     changed = [path for path, it in record.get("files", {}).items() if now and now["files"].get(path) != it]
     for key, value in now.items():
-        if changed if key == "files" else record.get(key) != value:
+        if changed if key == "files" else (record.get(key) or None) != (value or None):
             raise UserError(
                 f"The folder {cell.folder} holds a run with other {key} than the sweep file has now"
                 f"{f' ({changed[0]} has changed)' if changed else ''}; delete it to run the cell again, or "
@@ -60,24 +62,24 @@ def state_of(cell: Cell) -> State:
 
 def has_responses(cell: Cell) -> bool:
     """True if the cell's responses are those of its options and prompts as they are now."""
-    return cell.responses.exists() and _read(cell).get("predicted") == _predicted(cell)
+    return cell.responses.exists() and _read(cell.folder).get("predicted") == _predicted(cell)
 
 
 def job_of(cell: Cell) -> str | None:
     """Return the SLURM job that has, or will run, a cell."""
-    record = _read(cell)
+    record = _read(cell.folder)
     return record.get("job") if record.get("exit") is None and "ended" not in record else None
 
 
 def submitted(cell: Cell, job: str) -> None:
     """Record the SLURM job that will run a cell."""
-    kept = {key: value for key, value in _read(cell).items() if key not in ("ended", "resumed")}
+    kept = {key: value for key, value in _read(cell.folder).items() if key not in ("ended", "resumed")}
     _write(cell, kept | {"exit": None, "job": job})
 
 
 def give_up(cell: Cell, why: str) -> None:
     """Record why SLURM or a preparation ended a cell without an exit status."""
-    _write(cell, {"exit": None} | _read(cell) | {"ended": why})
+    _write(cell, {"exit": None} | _read(cell.folder) | {"ended": why})
 
 
 def prepare(cell: Cell, job: str | None = None) -> list[list[str]]:
@@ -111,7 +113,7 @@ def end(cell: Cell, status: int) -> bool:
 
     A run that was stopped by SIGTERM goes on.
     """
-    record, stopped = _read(cell), last_line(cell.folder / LOG).startswith("Stopped by")
+    record, stopped = _read(cell.folder), last_line(cell.folder / LOG).startswith(STOPPED)
     if status == 0 and stopped and not (cell.folder / SUMMARY).exists():
         return False
     predicted = {"predicted": _predicted(cell)} if cell.predict and status == 0 else {}
@@ -121,7 +123,7 @@ def end(cell: Cell, status: int) -> bool:
 
 def reason(cell: Cell) -> str:
     """Return why a cell failed: its signal, its SLURM job's end, and its last line of output."""
-    record, said = _read(cell), last_line(cell.folder / LOG)
+    record, said = _read(cell.folder), last_line(cell.folder / LOG)
     if "ended" in record:
         return f"{record['ended']}; {said}" if "resumed" in record else record["ended"]
     if (status := record["exit"]) == 0:
@@ -138,11 +140,11 @@ def last_line(log: Path) -> str:
 def _described(cell: Cell) -> dict[str, Any]:
     """Settings that determine the cell's result, as read from JSON."""
     configs = config_contents(cell)
-    found = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
-    # Records omit empty values.
-    described = {key: value for key, value in found.items() if value}
+    found: dict[str, Any] = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
+    if cell.after:
+        found["predecessor"] = {key: _read(cell.after).get(key) for key in (*found, "files")}
     files = _inputs([given_options(cell.arguments), *configs.values()], cell)
-    return json.loads(json.dumps(described, default=str)) | {"files": files}
+    return json.loads(json.dumps(found, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
@@ -202,9 +204,9 @@ def _digest(path: Path, changed: tuple[tuple[Path, int], ...]) -> str:
     return content_digest(path)
 
 
-def _read(cell: Cell) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((cell.folder / RECORD).read_text(encoding="utf-8"))
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return {}
 

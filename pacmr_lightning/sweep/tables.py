@@ -138,7 +138,7 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
         judged = results.pooled(sweep, done, {cell.name: results.row_label(sweep, cell) for cell in done})
         texts["win-rates.csv"] = judged.to_csv(index=False)
     idle = frame[frame["vnet_updates"].eq(0)]
-    names = [f"{row['row']} at {row['noise']:.0%}, seed {row['seed']}" for _, row in idle.iterrows()]
+    names = [f"{row['row']} at {100 * row['noise']:g}%, seed {row['seed']}" for _, row in idle.iterrows()]
     note = f"VNet made no update in: {'; '.join(names)}. Their weights never changed.\n\n" if names else ""
     page = write(folder, tables(sweep, frame, judged), texts, note)
     if (figure := draw_noise(frame)) is not None:
@@ -202,7 +202,7 @@ def _by_method(
     headings = [("", "Method")]
     for measure, rate in columns:
         group = results.MEASURES[measure].heading if len(measures) > 1 else ""
-        headings.append((group, f"{rate:.0%} flipped"))
+        headings.append((group, f"{100 * rate:g}% flipped"))
     known = numbers[numbers["measure"].isin(measures)]["row"]
     rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")["row"]
     lines = [([row], [(row, *column) for column in columns]) for row in rows]
@@ -225,7 +225,7 @@ def _by_noise(
     headings = [("", heading) for heading in [*named, *(_SHOWN[measure].heading for measure in measures)]]
     lines = []
     for _, row in part.drop_duplicates(["row", "noise"]).sort_values("noise", kind="stable").iterrows():
-        labels = [str(row["task"]), f"{row['noise']:.0%}", *(str(row[key]) for key in keys)]
+        labels = [str(row["task"]), f"{100 * row['noise']:g}%", *(str(row[key]) for key in keys)]
         lines.append((labels, [(row["row"], measure, row["noise"]) for measure in measures]))
     return Table(name, caption, headings, _entries(lines, part, numbers))
 

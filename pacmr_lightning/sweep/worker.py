@@ -12,6 +12,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from .state import STOPPED, last_line
+
 IMPORTED = [
     "pacmr_lightning.commands.fit",
     # imported lazily by a run
@@ -75,7 +77,8 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
             signal.signal(signal.SIGTERM, lambda *_: None)
             command = [sys.executable, "-m", "pacmr_lightning", *arguments]
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
-            if status := subprocess.run(command, env=environment).returncode:
+            status = subprocess.run(command, env=environment).returncode
+            if status or last_line(log).startswith(STOPPED):
                 sys.exit(status)
 
 

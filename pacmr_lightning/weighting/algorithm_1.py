@@ -29,7 +29,7 @@ from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..policy import Direction
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards
-from ..strategies.ranks import sum_over_ranks
+from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .base import Weighting, Weights
 from .sigmoid_prior import auto_offset
 
@@ -342,7 +342,8 @@ class VNetWeighting(Weighting):
         return {"meta/estimator_error": error}
 
     def to(self, device: torch.device) -> None:
-        """Move VNet to a device, before its optimizer has any state."""
+        """Move VNet to a device, before its optimizer has any state; all ranks take the first one's."""
+        self.vnet.load_state_dict(on_all_ranks([self.vnet.state_dict()])[0])
         self.vnet.to(device)
 
     def state_dict(self) -> dict[str, Any]:

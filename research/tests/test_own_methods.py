@@ -26,6 +26,7 @@ def rows(count):
         yield row | {"flipped": i % 4 == 3}
 
 
+@pytest.mark.slow
 def test_perp_correct(tmp_path, tiny_llama, capsys):
     tiny_llama(tmp_path / "model", initializer_range=0.2)
     found = list(rows(96))

@@ -40,7 +40,7 @@ def test_runs_measure_what_they_train(name, monkeypatch):
 
 
 def case(name: str, whole: bool) -> object:
-    slow = whole or name in ("world_noise", "frontier")
+    slow = whole or name not in ("world_tau", "sentiment", "vote_policies", "hh_small")
     return pytest.param(name, whole, marks=[pytest.mark.slow] if slow else [])
 
 

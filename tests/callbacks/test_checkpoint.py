@@ -36,8 +36,6 @@ def test_last_is_the_end(tmp_path, every):
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_end"])
 def test_a_failure_at_the_end_costs_one_update(tmp_path, limit, hook):
-    """Such as a lack of memory when responses are sampled."""
-
     def fail(trainer, _):
         if trainer.global_step == trainer.estimated_stepping_batches:
             raise MemoryError

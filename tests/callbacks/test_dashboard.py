@@ -52,7 +52,6 @@ def board(runs):
 
 
 def test_a_short_run_has_whole_curves(board):
-    """``log_every_n_steps`` is more than its updates."""
     for run in ("pacmr", "dpo"):
         assert [event.step for event in board.Tensors(run, "train/loss")] == list(range(UPDATES))
 
@@ -70,7 +69,6 @@ def test_the_layout_names_curves_that_are_there(board):
 
 
 def test_hparams_compare_methods(runs, board):
-    """Runs are called as their folders."""
     assert set(board.Runs()) == {"pacmr", "dpo"} and (runs / "pacmr/tensorboard/hparams.yaml").exists()
     found = {}
     for run in ("pacmr", "dpo"):

@@ -54,7 +54,6 @@ def test_self_confirmation(fit, tmp_path, monkeypatch):
 
 
 def test_other_causes(fit, monkeypatch):
-    """One warning each: concentrated weights and a saturated loss."""
     for name, limit in {"MIN_EFFECTIVE": 0.99, "MAX_SATURATED": 0.01}.items():
         monkeypatch.setattr(health, name, limit)
     said = fit(

@@ -33,7 +33,9 @@ def fit(tiny_llama, pair_rows, tmp_path, monkeypatch):
 def test_a_run_that_goes_too_far(fit, recwarn):
     vnet = "--model.weighting VNetWeighting --model.weighting.every 1"
     sampled = with_callback("SequenceKL", samples=4, max_new_tokens=4, every=2)
-    last = fit("run", f"{vnet} {sampled} {with_callback('KLGuard', pairs=4, every=2, warn=1e-4, stop=0.3)}")
+    each = "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k -1"
+    guard = with_callback("KLGuard", pairs=4, every=2, warn=1e-4, stop=0.3)
+    last = fit("run", f"{vnet} {sampled} {guard} {each}")
     said = [str(w.message) for w in recwarn if "nats per token away" in str(w.message)]
     assert "KLGuard ends the training: after" in said[-1] and last["global_step"] < 16
     assert "from its reference on 4 held-out pairs." in said[-1]
@@ -45,19 +47,27 @@ def test_a_run_that_goes_too_far(fit, recwarn):
     assert measured.iloc[-1] == (measured[kept - 1] if kept else 0)
     assert summary["metrics"]["val/sequence_kl"] == measured.iloc[-1]
     # The same run without a guard is there after as many updates.
-    fit("free", f"{vnet} --checkpoint.every_n_train_steps {kept} --checkpoint.save_top_k -1")
+    fit("free", f"{vnet} {each}")
     free = torch.load(Path("free/checkpoints", f"step-{kept}.ckpt"), weights_only=False)
-    torch.testing.assert_close(last["state_dict"], free["state_dict"], rtol=0, atol=0)
-    torch.testing.assert_close(last["weighting"]["vnet"], free["weighting"]["vnet"], rtol=0, atol=0)
+    # So is one that went on after the last check below, and the one that the guard ended goes no further.
+    again = fit("again", f"{vnet} {sampled} {guard} --ckpt_path run/checkpoints/step-{kept + 1}.ckpt")
+    ended = fit("run", f"{vnet} {sampled} {guard} {each} --ckpt_path last")
+    assert "KLGuard has ended this run at" in str(recwarn[-1].message) and ended["global_step"] == kept + 2
+    for found in (last, again, ended):
+        torch.testing.assert_close(found["state_dict"], free["state_dict"], rtol=0, atol=0)
+        torch.testing.assert_close(found["weighting"]["vnet"], free["weighting"]["vnet"], rtol=0, atol=0)
 
 
 def test_the_number_it_stops_by(fit):
     """KL per token of the first held-out pairs after the last update; the validation has that of all."""
-    fit("run", with_callback("KLGuard", pairs=3, every=16, warn=100, stop="null"))
+    guard = with_callback("KLGuard", pairs=3, every=16, warn=100, stop="null")
+    fit("run", f"{guard} --data.validation_sample 40")
     module, data, _ = load_run(find_run("run", "last"), as_trained=True)
     data.setup("fit")
     with torch.no_grad():
-        expected = plain_kl(ready(module), data.validation_pairs.batch(range(64)))
-    metrics = json.loads(Path("run/summary.json").read_text())["metrics"]
+        expected = plain_kl(ready(module), data.validation_pairs.batch(range(40)))
+    summary = json.loads(Path("run/summary.json").read_text())
+    metrics = summary["metrics"]
+    assert summary["val_pairs"] == 40 < summary["counts"]["validation"]["kept"]
     assert metrics["val/guard/kl"] == pytest.approx(float(expected[:3].mean()), rel=1e-5)
     assert metrics["val/kl"] == pytest.approx(float(expected.mean()), rel=1e-5) and metrics["val/kl"] > 0.01

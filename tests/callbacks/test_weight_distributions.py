@@ -82,6 +82,12 @@ def visits_of(weight, flipped):
     return Visits(np.zeros(len(weight)), np.zeros(len(weight)), weight, flipped)
 
 
+def test_weights_above_one_are_in_the_figure():
+    visits = visits_of(np.array([0.5, 1.5, 2.0, 3.0], np.float32), np.full(4, -1, np.int8))
+    (axis,) = draw_weight_distributions(visits, step=1).axes
+    assert axis.get_xlim() == (0, 3) and sum(bar.get_height() > 0 for bar in axis.patches) == 4
+
+
 def test_the_figure_has_the_densities_and_means(tmp_path):
     generator = np.random.default_rng(0)
     flipped = (np.arange(1000) % 5 == 0).astype(np.int8)

@@ -61,7 +61,6 @@ def test_unknown_values_are_null(tmp_path):
 
 
 def test_resume_from_an_older_checkpoint_cuts_parts_in_two(tmp_path):
-    """From the last one, bit for bit: tests/kills."""
     fit(tmp_path, [WeightRecorder(), ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}")])
     whole = read_weights(tmp_path)
     for part in weight_parts(tmp_path):

@@ -167,7 +167,8 @@ def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
     rows = [{side: f"Question {i}: {side}" for side in ("chosen", "rejected")} for i in range(3)]
     (tmp_path / "set").mkdir()
     write_lines(tmp_path / "set" / "train.jsonl", [*rows, {"chosen": "Alpha", "rejected": "Gamma"}])
-    source, path = HubPreferences(str(tmp_path / "set")), str(tmp_path / "out.jsonl")
+    (tmp_path / "set").rename(tmp_path / "set.parquet")  # as Spark names a folder
+    source, path = HubPreferences(str(tmp_path / "set.parquet")), str(tmp_path / "out.jsonl")
     assert source.write_cleaned(path, set(), set()) == len(read_preferences(path)) == 3
     assert "1 rows without a common prompt are left out" in capsys.readouterr().out
     source = Files(write_rows([ROWS[1] | {"id": "a", "eta": "0.25", "flipped": "false"}]))

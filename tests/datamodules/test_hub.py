@@ -340,7 +340,6 @@ def test_a_folder_named_like_a_loader_of_datasets(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["rows.csv", "train.parquet"])
 def test_a_changed_folder_is_read_again(tmp_path, name):
-    """Another label in a file of the same size and time."""
     file = tmp_path / "any" / name
     file.parent.mkdir()
 

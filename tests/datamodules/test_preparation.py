@@ -20,6 +20,7 @@ from pacmr_lightning.datamodules import (
     SymmetricNoise,
     TwoRateNoise,
 )
+from pacmr_lightning.datamodules.token_report import summary_line
 from pacmr_lightning.errors import UserError
 
 from ..conftest import write_lines
@@ -146,6 +147,8 @@ def test_clean_pairs_come_as_meta_and_never_as_train(make):
     assert 0 < sum(data.train_pairs.flipped) < 48
     # What rDPO and others are told is the share that came about.
     assert data.noise_rate == sum(data.train_pairs.swapped) / 48
+    told = summary_line("world", "train", data.counts["train"])
+    assert told.endswith(f"16 held out for clean_meta; {data.noise_rate:.1%} of labels flipped")
     assert list(data.annotators.values()) == noise.annotators(data.source.load("train"))
     batch = data.train_pairs.batch(range(48))
     assert batch.annotators == [data.annotators[name] for name in batch.ids]

@@ -78,6 +78,9 @@ def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
             shares.append({tuple(row.tolist()) for batch in load() for row in batch["input_ids"]})
         assert [len(share) for share in shares] == [per_rank, per_rank]
         assert not shares[0] & shares[1]
+    data.trainer.world_size = 8
+    with pytest.raises(UserError, match="There are 7 validation rows, but each of 8 processes needs one"):
+        data.setup("fit")
 
 
 def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, caplog):

@@ -128,7 +128,6 @@ def test_a_run_with_all_of_it(run, inside, installed):
 
 
 def test_going_on(run, inside):
-    """The second half again, exactly."""
     again = shutil.copytree(run, "again", ignore=shutil.ignore_patterns("*.ckpt"))
     shutil.copy(f"{run}/checkpoints/step-4.ckpt", f"{again}/checkpoints/last.ckpt")
     half = checkpoint(again)
@@ -185,7 +184,6 @@ def test_every_of_a_class_brings_meta_pairs(inside):
 
 
 def test_the_page_shows_these_files():
-    """docs/extending.md includes each file of the package."""
     files = {*HERE.glob("my_preferences/*.py"), *HERE.glob("configs/*.yaml"), HERE / "pyproject.toml"}
     included = re.findall(r"^```\{literalinclude\} (.+)$", PAGE.read_text(), re.MULTILINE)
     shown = {(PAGE.parent / name).resolve() for name in included}

@@ -61,6 +61,7 @@ def curves():
     return dict(zip(loss["step"], loss["train/loss"], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 # Of MLflow's store, to SQLAlchemy and to itself.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -114,6 +115,7 @@ def test_mlflow_beside_tensorboard(config, capsys, monkeypatch):
     assert said.startswith("pacmr: error: mlflow of trainer.logger failed: ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb(config, capsys, monkeypatch):
     import wandb

@@ -7,7 +7,6 @@ from pacmr_lightning.waiting import waiting
 
 
 def test_a_line_and_then_the_time(capsys, monkeypatch):
-    """Of one process alone, and not of what is quick."""
     with waiting("Quick"):
         pass
     monkeypatch.setattr(module, "FIRST", 0.02)

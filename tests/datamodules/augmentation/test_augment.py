@@ -154,8 +154,9 @@ def test_n_counts_the_pairs_that_vnet_learns_from(write_rows, tiny_tokenizer_fol
 def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_path):
     source = Files(write_rows([{"prompt": f"sea {i}", "chosen": " a", "rejected": " b"} for i in range(30)]))
     output = str(tmp_path / "out.parquet")
-    with pytest.raises(UserError, match=r"n is 5, a number of pairs that training keeps .* give --tokenizer"):
-        augment(source, output, Rules(), 5)
+    for given in ((5,), (None, tiny_tokenizer_folder), (None, None, 512)):
+        with pytest.raises(UserError, match=r"n is (5|null) and tokenizer .* a sample takes both"):
+            augment(source, output, Rules(), *given)
     with pytest.raises(UserError, match=r"n is 5, but 0 of \d+ training pairs have an augmented prompt"):
         augment(source, output, Rules(), 5, tiny_tokenizer_folder)
 

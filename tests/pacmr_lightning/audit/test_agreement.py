@@ -119,7 +119,6 @@ def test_a_given_rate():
 
 
 def test_a_given_rate_and_several_votes():
-    """Each vote is flipped on its own, so a tie leaves the score."""
     rng = np.random.default_rng(5)
     u, wrong, _ = scores(4000, 0.3, seed=5)
     more = rng.random((4000, 3)) < np.where(wrong, 0.3, 0.7)[:, None]

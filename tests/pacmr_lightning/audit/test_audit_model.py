@@ -184,8 +184,14 @@ def test_from_python(finished, tmp_path, monkeypatch):
     assert isinstance(pairs_of("missing.jsonl"), Files) and isinstance(pairs_of("owner/x"), HubPreferences)
     Path("audit").mkdir()
     shutil.copy(path, "audit/cleaned.jsonl")
-    with pytest.raises(UserError, match=r"audit/cleaned.jsonl, where the pairs themselves are"):
-        whole_audit(model, "audit/cleaned.jsonl")
+    pd.read_json(path, lines=True).to_parquet("pairs.parquet")
+    for data, options, why in (
+        ("audit/cleaned.jsonl", AuditOptions(), "audit/cleaned.jsonl, where the pairs themselves are"),
+        ("pairs.parquet", AuditOptions(output="."), "pairs.parquet, where the pairs themselves are"),
+        ("pairs.parquet", AuditOptions(cleaned="audit/pairs.parquet"), "cleaned is .*the audit's own table"),
+    ):
+        with pytest.raises(UserError, match=why):
+            whole_audit(model, data, options)
     unknown = whole_audit(model, str(path))
     assert not Path("audit/cleaned.jsonl").exists(), "nothing is suspected, and it was of another audit"
     assert unknown.noise_rate is None and unknown.files["report.html"] == Path("audit/report.html")

@@ -73,7 +73,6 @@ def test_votes_through_the_command(words, server, capsys):
 
 
 def test_the_same_command_asks_for_what_is_new(words, server, capsys):
-    """For pairs of a larger budget, and where a request failed."""
     server.script = [None, None, "html"]
     one_by_one = ["--judges.retries", "0", "--judges.concurrency", "1"]
     for budget, requests, told in (

@@ -149,7 +149,6 @@ def in_order(run, audited):
 
 
 def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
-    """In each epoch anew, and after a resume in the middle of one."""
     refine(str(first), labels="easiest", easiest=0.75, scorer="dpo", beta=2.0)
     folder = first.with_name("first-refined")
     audited = pd.read_parquet(folder / "audit" / "pairs.parquet")

@@ -84,6 +84,11 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     assert 0 < corrected < wrong
     text = capsys.readouterr().out
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
+    assert "unsure: invalid answers: " in text and "length: invalid" not in text
+    server.replies["dumb"] = lambda messages: "Hard to say."
+    with pytest.raises(UserError, match="The judge dumb gave no verdict on any of 12 pairs"):
+        run("length", "dumb")
+    assert not (tmp_path / "length-dumb.jsonl").exists()
 
     # A judge that goes by position never finds a label wrong, and so nothing is corrected.
     rows = run("length", "first")

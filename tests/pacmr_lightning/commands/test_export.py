@@ -157,7 +157,10 @@ def test_an_export_is_the_policy(kind, trained, exported, capsys):
 
     out = exported(kind)
     said = " ".join(capsys.readouterr().err.split())
-    assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said and str(run.parent / "model") in said
+    base = "plain" if kind == "adapter" else "model"
+    assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said
+    assert f"{run.parent / base} (base" in said
+    assert f"A LoRA adapter for `{base}`" in (out / "README.md").read_text()
     model = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
@@ -340,7 +343,6 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(("limit", "options"), [(12_000, []), (30_000, ["--merged"])])
 def test_a_full_disk(limit, options, trained, tmp_path, capsys):
-    """A limit on the size of files stands for the disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = trained("pacmr")
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))

@@ -70,7 +70,6 @@ def chats():
 @pytest.mark.parametrize("rows", [texts(), chats()], ids=["texts", "chats"])
 @pytest.mark.parametrize("max_length", [60, 500])
 def test_the_numbers_are_those_of_a_run(rows, max_length, inspect, tmp_path):
-    """The run finds the pairs that were inspected in the cache."""
     numbers, _ = inspect(rows, rows[1::2], "--max_length", str(max_length), template=TURNS)
     cached = set(config.HF_DATASETS_CACHE.rglob("*.arrow"))
     assert cached

@@ -30,7 +30,6 @@ def test_a_printed_config_can_be_given_back(tmp_path, monkeypatch, capsys):
 
 
 def test_only_results_pass(capsys):
-    """Until the block ends, if only by an error."""
     with pytest.raises(ValueError), only_results():
         print("talk")
         with only_results():

@@ -79,7 +79,6 @@ def test_the_server_says_how_long_to_wait(server, store):
 
 @pytest.mark.parametrize(("fault", "good"), [("hang", 0), ("html", 0), (503, 0), (503, 10)])
 def test_a_server_that_breaks_down_stops_early(fault, good, server, store):
-    """At once, or after good answers, which are kept."""
     server.script, server.always = [None] * good, fault
     limit = 0.3 if fault == "hang" else 60  # nothing that is in time is expected of a server that hangs
     endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=4)
@@ -109,6 +108,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
     [
         (404, "status 404: no 404"),
         ({"error": {"message": "No credits", "code": 402}}, "No credits"),
+        ((429, {"message": "Your quota", "code": "insufficient_quota"}), "Your quota"),
     ],
 )
 def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeypatch):

@@ -34,7 +34,6 @@ def likeliest(policy, prompt, count=TOKENS):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
-    """Until one of several tokens ends the response."""
     tokenizer.pad_token = "<eos>"
     tokenizer.chat_template = "{{ raise_exception('not asked') }}"  # no reason to fail on texts
     model = policy(name, double=name != "gpt2")

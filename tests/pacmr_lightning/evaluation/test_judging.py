@@ -127,7 +127,6 @@ def think(messages):
 
 @pytest.mark.parametrize(("task", "name"), [("summary", "tldr"), ("dialogue", "hh")])
 def test_both_orders_decide(task, name, store):
-    """Reasoning does not count; the store keeps whole answers."""
     with FaultyServer(think) as server:
         judge = EndpointJudge(task, model="m", base_url=server.url)
         assert (judge.name, judge.settings["task"], judge.settings["model"]) == ("m", task, "m")
@@ -222,10 +221,13 @@ def test_bad_reward_models(reward_model, store):
         with pytest.raises(UserError, match=sentence):
             judge.compare(PAIRS, store)
 
-    fails(reward_model("two", labels=2), r"two is no reward model \(it has 2 labels")
+    two = reward_model("two", labels=2)
+    fails(two, r"two is no reward model \(it has 2 labels")
+    with pytest.raises(UserError, match="two is no reward model"):  # before a sweep's hours of training
+        RewardModelJudge(two, max_length=200).check()
     # Without a trained head transformers makes up a random one.
     base = reward_model("base", model_class=LlamaForCausalLM)
-    fails(base, r"base is no reward model \(it has 1 labels, and 1 of its weights are missing\)")
+    fails(base, r"base is no reward model \(1 of its weights are missing\)")
     fails(reward_model("short"), "max_length is 257, but .*short reads at most 256 tokens", max_length=257)
     folder = Path(reward_model("bare"))
     for file in folder.glob("*token*"):

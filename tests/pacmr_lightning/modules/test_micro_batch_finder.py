@@ -158,7 +158,6 @@ def test_nothing_fits(gpu, fit, capsys, tmp_path):
 
 
 def test_a_resumed_fit_keeps_the_choice(gpu, fit):
-    """Also where a GPU has more room."""
     gpu.per_row = 40
     fit("run")
     gpu.per_row, gpu.tried = 1, []
@@ -168,7 +167,6 @@ def test_a_resumed_fit_keeps_the_choice(gpu, fit):
 
 
 def test_the_default_without_a_gpu(fit):
-    """It divides the pairs of an update."""
     options, _, (said,) = fit("run", "--data.global_batch_size", "6")
     assert choice(options) == (2, False)
     assert "micro_batch_size auto is 2" in said and "the default without a GPU" in said
@@ -217,7 +215,6 @@ def test_parts_of_a_model_are_tried_up_to_what_one_pair_shows(gpu):
 
 
 def test_a_model_that_cannot_recompute(tiny_llama, tmp_path, monkeypatch):
-    """auto keeps activations then; true is refused."""
     tiny_llama(tmp_path)
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -187,7 +187,6 @@ def test_micro_batches_of_tokens_in_packed_rows(make_run, packed, checkpoint, tm
 
 
 def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, caplog):
-    """Of the policy's optimizer beside VNet's."""
     make_run("pacmr")
     caplog.clear()
     trainer, module = make_run("pacmr", "same", ckpt=checkpoint())

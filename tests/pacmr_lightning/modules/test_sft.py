@@ -136,7 +136,6 @@ def test_the_saved_model_stops_where_the_template_ends_a_turn(base, tmp_path):
     ],
 )
 def test_lora_is_merged_as_it_was_trained(options, tied, tiny_llama, tmp_path):
-    """On tied weights too."""
     base = tiny_llama(tmp_path / "base", tie_word_embeddings=tied, initializer_range=0.2)
     module = SFTModule(model=base, lora=options, learning_rate=1e-2)
     data = make_data(tokenizer=base)
@@ -193,7 +192,6 @@ def assert_equal(one, other):
 
 @pytest.mark.parametrize(("lora", "accumulate", "saved"), [(None, 1, 8), (None, 2, 4), (LORA, 1, 6)])
 def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora, accumulate, saved):
-    """From the middle of the second epoch, and from its start."""
     middle = tmp_path / "checkpoints" / f"step={saved}.ckpt"
     saving = {"every_n_train_steps": saved, "save_top_k": -1, "filename": "{step}"}
     for folder, start in (("whole", None), ("resumed", middle)):
@@ -265,7 +263,6 @@ TWO = {"devices": 2, "strategy": "ddp_spawn"}
     ],
 )
 def test_every_token_counts_the_same(rows, others, base, tmp_path):
-    """In whichever accumulated batch or process it is."""
     source = uneven(tmp_path / "rows.jsonl", rows)
     found = []
     for size, options in ((8, {}), *others):
@@ -279,8 +276,6 @@ def test_every_token_counts_the_same(rows, others, base, tmp_path):
 
 
 def test_a_signal_waits_for_the_update(base, tmp_path):
-    """No checkpoint holds half an update's gradient."""
-
     class Signal(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 2:  # the second of the second update's two batches comes next
@@ -310,7 +305,6 @@ def test_where_the_model_is_saved(tmp_path):
 
 
 def test_runs_that_are_refused(tmp_path):
-    """Nothing that is there is replaced."""
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
     note.write_text("keep me")

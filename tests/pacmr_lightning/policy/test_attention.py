@@ -130,7 +130,6 @@ PACKED = AttentionPlan(VARLEN, "packed")
     ],
 )
 def test_what_is_tried_on_a_gpu(name, options, expected, make_policy):
-    """On a CPU the same without packed rows."""
     policy = make_policy(name, **options)
     asked = policy.model, policy.attn_implementation, policy.layout
     assert attention_plans(*asked, GPU) == expected
@@ -200,7 +199,6 @@ def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
 
 
 def test_capped_scores_fall_back(make_batch, packed, tmp_path):
-    """Gemma 2 caps its scores, and its logits."""
     packed()
     Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)).save_pretrained(tmp_path)
     policy = PolicyModel(str(tmp_path))
@@ -211,8 +209,6 @@ def test_capped_scores_fall_back(make_batch, packed, tmp_path):
 
 
 def test_a_wrong_kernel_is_found(make_policy, make_batch, monkeypatch):
-    """With a window that nobody asked for."""
-
     def near(*inputs, **options):
         return varlen_attn(*inputs, **options | {"window_size": (3, 0)})
 

@@ -81,7 +81,7 @@ MORE_BATCHES = [(1, 0), (5, 1), (4, 2), (1, 0)]
     ("options", "batches"),
     [
         ({}, BATCHES),
-        (HALF, BATCHES),
+        pytest.param(HALF, BATCHES, marks=pytest.mark.slow),
         pytest.param({}, MORE_BATCHES, marks=pytest.mark.slow),
         pytest.param({"gradient_checkpointing": True}, MORE_BATCHES, marks=pytest.mark.slow),
     ],
@@ -147,7 +147,6 @@ def test_what_is_refused(make_policy, make_batch, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a compiler")
 def test_inductor(plain_and_compiled, make_batch):
-    """The code that a run would get, on one layer."""
     plain, compiled = plain_and_compiled(changes={"num_hidden_layers": 1})
     batch = make_batch()
     for found, truth in zip(passes(compiled, batch), passes(plain, batch), strict=True):

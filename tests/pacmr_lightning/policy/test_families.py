@@ -252,7 +252,6 @@ def test_pairs_on_a_model_with_a_vision_tower(targets, gemma, pairs, tmp_path, c
 
 @pytest.mark.parametrize("lora", ["null", '{"r":2}'])
 def test_sft_of_a_model_with_a_vision_tower(lora, gemma, tmp_path):
-    """The tower is saved as it was."""
     rows = [{"prompt": f"What is {i}?", "completion": f" A book of {i}."} for i in range(8)]
     train = write_lines(tmp_path / "sft.jsonl", rows)
     words = f"""fit --model SFTModule --model.model {gemma} --model.lora {lora} --model.learning_rate 1e-2

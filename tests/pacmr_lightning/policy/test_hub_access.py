@@ -59,7 +59,6 @@ def test_without_a_connection_it_ends_at_once(load, nobody, tmp_path):
     ],
 )
 def test_paths_and_offline_on_purpose(name, said, monkeypatch):
-    """Nothing is looked for on the Hub."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=said):
         locate(name)

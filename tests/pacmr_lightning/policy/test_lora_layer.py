@@ -220,6 +220,7 @@ def test_a_layer_rounds_its_output_once_and_its_gradients_never(kind, options, m
     assert off(found[2].double(), of_b) < 1e-5, "bf16 would leave 1e-3"
 
 
+@pytest.mark.slow
 def test_through_28_layers_it_is_as_near_to_float64(make_policy, make_batch):
     """u, the gradients of DPO and VNet, and c, here and after a virtual step, over four adapters.
 

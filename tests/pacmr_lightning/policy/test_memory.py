@@ -51,6 +51,7 @@ print(before - start, held() - start, last.sum().item())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
     reason="the C library is not glibc",

@@ -225,7 +225,6 @@ def test_a_run_trains_and_goes_on_bit_for_bit(fit, trained):
 
 
 def test_what_follows_a_run(trained, model, tmp_path, capsys):
-    """Exports, generations and an audit."""
     cli.main(["export", str(trained), str(tmp_path / "adapter")])
     cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
     said = capsys.readouterr().err

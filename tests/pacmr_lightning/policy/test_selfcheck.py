@@ -57,7 +57,6 @@ def test_rounding_is_no_fault(name, make_large):
 
 
 def test_without_that_it_would_be(make_large, monkeypatch):
-    """This model's rounding exceeds the fixed limits."""
     monkeypatch.setattr(selfcheck, "ROUNDING_FACTOR", 0)
     policy = make_large()
     with pytest.warns(UserWarning), pytest.raises(UserError, match="No layout gives Gemma3"):
@@ -66,7 +65,6 @@ def test_without_that_it_would_be(make_large, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_that_is_wrong_in_one_dtype(dtype, make_policy, make_batch, monkeypatch):
-    """Beyond rounding, also where float32 has no fault."""
     right = F.scaled_dot_product_attention
 
     def wrong(query, key, value, attn_mask=None, **options):
@@ -82,7 +80,6 @@ def test_a_kernel_that_is_wrong_in_one_dtype(dtype, make_policy, make_batch, mon
 
 
 def test_a_fault_in_another_process(make_policy, make_batch, monkeypatch):
-    """As one process sees it whose own check passes."""
     others = iter((1, 0))
     monkeypatch.setattr(selfcheck, "max_over_ranks", lambda own, device: max(own, next(others)))
     policy = make_policy()

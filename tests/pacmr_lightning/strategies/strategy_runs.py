@@ -81,7 +81,7 @@ def strategy_of(name, options):
 def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
-    pl.seed_everything(0)
+    pl.seed_everything(int(os.environ["RANK"]) if name == "ddp" else 0)  # of its own, as without a seed
     attention.packs = lambda *_: "packed" in options
     few, central = (word in options for word in ("few", "central"))
     vnet = VNetWeighting(

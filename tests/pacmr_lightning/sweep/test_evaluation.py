@@ -136,6 +136,8 @@ def test_what_a_judge_costs_and_says(answered, capsys):
         assert run(path) == 0
         assert "no answer to 4.2% of the questions, which the next run asks again" in capsys.readouterr().err
         assert len(asked(server)) == 2 * PROMPTS
+        table = pd.read_csv("out/tables/judged.csv")  # identical pairs of the first seed are no questions
+        assert table["Answers without a verdict (%)"].tolist() == pytest.approx([100 / (2 * PROMPTS)])
         assert run(path) == 0 and len(asked(server)) == 2 * PROMPTS + 1
         assert run(path, "--tables_only") == 0 and len(asked(server)) == 2 * PROMPTS + 1
     both = pd.read_csv("out/tables/judged.csv").iloc[0]

@@ -32,13 +32,13 @@ SEEDS = [0, 1, 2]
 # Gold rewards of four samples, by row, noise rate in percent and seed.
 SAMPLED = {
     ("dpo", 20): [[1, 2, 3, 4], [2, 2, 2, 2], [0, 1, 0, 1]],
-    ("dpo", 40): [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0]],
+    ("dpo", 42.5): [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0]],
     ("pacmr-tau0.5", 20): [[2, 2, 2, 5], [2, 3, 3, 1], [1, 1, 1, 1]],
-    ("pacmr-tau0.5", 40): [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]],
+    ("pacmr-tau0.5", 42.5): [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]],
     ("pacmr-tau0.6", 20): [[1, 2, 3, 5], [2, 2, 2, 3], [0, 1, 0, 2]],
-    ("pacmr-tau0.6", 40): [[1, 1, 1, 2], [0, 0, 1, 1], [1, 1, 1, 1]],
+    ("pacmr-tau0.6", 42.5): [[1, 1, 1, 2], [0, 0, 1, 1], [1, 1, 1, 1]],
     ("oracle", 20): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
-    ("oracle", 40): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
+    ("oracle", 42.5): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
 }
 TAU = {"pacmr-tau0.5": "PACMR_DPO, τ = 0.5", "pacmr-tau0.6": "PACMR_DPO, τ = 0.6"}
 
@@ -55,14 +55,14 @@ def finished(world, tmp_path_factory) -> Iterator[None]:
 def end_cells(world: Path) -> None:
     path = write(
         world,
-        **{"methods": METHODS, "noise_rates": [0.2, 0.4], "seeds": SEEDS},
+        **{"methods": METHODS, "noise_rates": [0.2, 0.425], "seeds": SEEDS},
         comparisons={"both": ["dpo", "pacmr"]},
     )
     for cell in cells(read_sweep(path)):
         if cell.method == "oracle" and cell.seed == 2:
             continue
         key = "-".join([cell.method, *(f"tau{tau}" for tau in cell.variation.values())])
-        rewards = SAMPLED[key, round(100 * cell.noise)][cell.seed]
+        rewards = SAMPLED[key, round(100 * cell.noise, 1)][cell.seed]
         gap = None if cell.method == "dpo" else 0.1 * cell.seed + cell.noise
         summary = {
             "metrics": {"val/gold_reward": mean(rewards)},
@@ -74,7 +74,7 @@ def end_cells(world: Path) -> None:
             "flip_auroc_u": 0.75,
         }
         if cell.method == "pacmr":
-            updates = 0 if (cell.noise, cell.seed, *cell.variation.values()) == (0.4, 2, 0.6) else 8
+            updates = 0 if (cell.noise, cell.seed, *cell.variation.values()) == (0.425, 2, 0.6) else 8
             summary |= {"vnet_updates": updates, "vnet_skipped": 10 - updates}
         if key == "pacmr-tau0.5":
             probe = {"mean_unflipped": 0.5 + cell.seed, "mean_flipped": 0.5, "gap": cell.seed}
@@ -97,7 +97,6 @@ def table(name: str) -> pd.DataFrame:
 
 
 def test_cells_without_a_validation(write_sweep):
-    """Without any there is nothing to draw."""
     vary = {"model.objective.beta": [0.1, 0.2]}
     for validated in ((), ("dpo",)):
         output = f"out{len(validated)}"
@@ -157,8 +156,8 @@ def test_differences(finished):
     found = pd.read_csv("out/differences.csv").set_index(["measure", "noise", "first", "second"])
     gold = {key: [mean(rewards) for rewards in samples] for key, samples in SAMPLED.items()}
     for first, second in (("pacmr-tau0.6", "dpo"), ("pacmr-tau0.5", "pacmr-tau0.6")):
-        gaps = [a - b for a, b in zip(gold[first, 40], gold[second, 40], strict=True)]
-        row = found.loc[("gold_reward", 0.4, TAU[first], TAU.get(second, "DPO"))]
+        gaps = [a - b for a, b in zip(gold[first, 42.5], gold[second, 42.5], strict=True)]
+        row = found.loc[("gold_reward", 0.425, TAU[first], TAU.get(second, "DPO"))]
         assert row[["mean", "stderr"]].tolist() == pytest.approx(moments(gaps)) and row["seeds"] == 3
     # Two seeds of the oracle, which are compared with the same two.
     gaps = [9 - value for value in gold["dpo", 20][:2]]
@@ -171,7 +170,7 @@ def test_layouts(finished):
     text = Path("out/tables.md").read_text()
     # The best of 2.00, 1.92 and 1.67, and of 0.50, 0.50 and 0.92; never a bound.
     shown = {(key, p): moments([mean(r) for r in seeds]) for (key, p), seeds in SAMPLED.items()}
-    half, more = (["{:.2f} ± {:.2f}".format(*shown[key, p]) for p in (20, 40)] for key in TAU)
+    half, more = (["{:.2f} ± {:.2f}".format(*shown[key, p]) for p in (20, 42.5)] for key in TAU)
     assert f"| PACMR_DPO, τ = 0.5 | **2.00**{half[0][4:]} | {half[1]} |" in text
     assert f"| PACMR_DPO, τ = 0.6 | {more[0]} | **0.92**{more[1][4:]} |" in text
     assert "| Oracle | 9.00 ± 0.00 | 9.00 ± 0.00 |" in text
@@ -179,13 +178,13 @@ def test_layouts(finished):
 
     latex = Path("out/tables/main.tex").read_text()
     assert r" & \multicolumn{2}{c}{Win rate (\%)} & \multicolumn{2}{c}{Win-score} \\" in latex
-    assert r"Method & 20\% flipped & 40\% flipped & 20\% flipped & 40\% flipped \\" in latex
+    assert r"Method & 20\% flipped & 42.5\% flipped & 20\% flipped & 42.5\% flipped \\" in latex
     assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and "\nOracle & $100.0" in latex
     assert latex.count("{") == latex.count("}")
 
     taus = pd.read_csv("out/tables/pacmr-tau.csv")
     assert taus["τ"].tolist() == [0.5, 0.6] * 2
-    assert taus["Noise rate"].tolist() == ["20%", "20%", "40%", "40%"]
+    assert taus["Noise rate"].tolist() == ["20%", "20%", "42.5%", "42.5%"]
     assert pd.read_csv("out/tables/both.csv")["Method"].tolist() == 2 * ["DPO", *TAU.values()]
     weights = pd.read_csv("out/tables/learned-weights.csv")
     row = weights[(weights["Method"] == TAU["pacmr-tau0.5"]) & (weights["Noise rate"] == "20%")].iloc[0]
@@ -193,10 +192,10 @@ def test_layouts(finished):
     names = ["Mean weight (unflipped)", "Mean weight (flipped)", "Weight gap", "Weight gap, standard error"]
     assert row[names].tolist() == pytest.approx(expected)
     assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
-    assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 40%, seed 2. Their weights")
+    assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 42.5%, seed 2. Their weights")
     final = pd.read_csv("out/tables/final-weights.csv")
     assert final["Method"].tolist() == [TAU["pacmr-tau0.5"]] * 2
-    assert final["Noise rate"].tolist() == ["20%", "40%"]
+    assert final["Noise rate"].tolist() == ["20%", "42.5%"]
     assert final["Mean weight (unflipped)"].tolist() == [1.5, 1.5] and final["Weight gap"].tolist() == [1, 1]
     assert "**0.800" not in text and "0.6000 ± 0.0577 | 0.3000" in text, "equal rows have no best"
     pages = {path.stem for path in Path("out/figures").glob("pacmr-tau0.5-*.png")}

@@ -146,6 +146,11 @@ def test_devices(write_sweep, tmp_path, capsys, monkeypatch):
     process.join()
     assert process.exitcode == 3
     assert (tmp_path / "log.txt").read_text() == "3,5 -m pacmr_lightning sweep x.yaml\n"
+    python.write_text("#!/bin/sh\necho Stopped by SIGTERM after update 2.\n")  # so nothing is predicted
+    with capsys.disabled():
+        process = worker.start([["fit"], ["predict"]], tmp_path / "stopped.txt", "3", "fork")
+    process.join()
+    assert process.exitcode == 0 and (tmp_path / "stopped.txt").read_text().count("Stopped") == 1
 
 
 @pytest.mark.slow

@@ -154,7 +154,6 @@ def test_preparations_come_first(write_sweep, commands, capsys):
 
 
 def test_what_a_job_runs(write_sweep, monkeypatch):
-    """A cell of another job is left alone."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep())
     (cell, *_) = cells(swept)

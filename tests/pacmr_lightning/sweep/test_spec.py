@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep import state
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
@@ -225,6 +226,15 @@ def test_a_cell_knows_its_inputs(write_sweep, capsys, monkeypatch):
     for name in ("boards/events", "out/dpo-noise30-seed0/made.jsonl", "out/later.parquet"):
         write(name, "other")
         assert state_of(cell) == "waiting"
+    second = {"config": "dpo", "after": "dpo", "options": {"model.learning_rate": 1}}
+    _, after, *_ = cells(read_sweep(write_sweep(options=options, methods={"dpo": None, "second": second})))
+    prepare(after)
+    record = Path(cell.folder, "cell.json").read_text()
+    write(str(cell.folder / "cell.json"), record.replace("pairs.jsonl", "others.jsonl"))
+    with pytest.raises(UserError, match="a run with other predecessor than the sweep file has now"):
+        state_of(after)
+    write(str(cell.folder / "cell.json"), record)
+    write_sweep(options=options)
     for name, told in INPUTS.items():
         write(name, "other")
         said = f"holds a run with other files than the sweep file has now ({told} has changed)"
