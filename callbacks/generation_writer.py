@@ -55,7 +55,8 @@ class GenerationWriter(BasePredictionWriter):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the file can be written before any model is loaded."""
         self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
-        datamodule(trainer).source.refuse_own("generation.output", self._path)
+        if refuse := getattr(getattr(datamodule(trainer), "source", None), "refuse_own", None):
+            refuse("generation.output", self._path)
         self._answers = answers_path(self._path)
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -51,32 +51,26 @@ class KLGuard(Recurring):
         self.warn = warn
         self.stop = stop
         self._state: dict[str, Any] = {}
-        """``adapter``, ``weighting`` and ``step`` of the last check below; ``warned``; ``ended``, the KL."""
+        """``adapter``, ``weighting`` and ``step`` of the last check below; ``warned``."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Move before all other callbacks, so that what they measure and save is the restored policy."""
         others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
         trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the kept state, with which a resumed run ends as one without a stop."""
-        return self._state
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add what is kept, to which a resumed run goes back as one without a break does."""
+        checkpoint[type(self).__name__] = self._state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the return value of ``state_dict``."""
-        self._state = state_dict
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Restore what was kept."""
+        self._state = checkpoint.get(type(self).__name__, {})
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep the state that the run starts from; end a run again that this callback has ended."""
+        """Keep the state that the run starts from."""
         if not trainer.global_step or "adapter" not in self._state:
-            self._state = {"warned": False, "ended": 0.0}
+            self._state = {"warned": False}
             self._keep(trainer, pl_module)
-        if self.stop is not None and not self._state["ended"] <= self.stop:
-            trainer.should_stop = True
-            rank_zero_warn(
-                f"KLGuard has ended this run at {self._state['ended']:.2f} nats per token; give a larger "
-                "stop to train on."
-            )
         every = self.every
         checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)
         most = SHARE * 3 * trained_pairs(trainer) / (2 * checks)
@@ -92,7 +86,7 @@ class KLGuard(Recurring):
         if self.stop is not None and not kl <= self.stop:
             self._restore(pl_module)
             log_numbers(trainer, {"val/guard/restored_step": float(self._state["step"])})
-            trainer.should_stop, self._state["ended"] = True, kl
+            trainer.should_stop = True
             rank_zero_warn(
                 f"KLGuard ends the training: after {step} updates the policy is {kl:.2f} nats per token away "
                 f"from its reference on {self._number} held-out pairs. The run keeps the policy of update "
@@ -123,8 +117,9 @@ class KLGuard(Recurring):
         return float(torch.cat(parts).mean())
 
     def _keep(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        if self.stop is None:
-            return  # nothing is ever restored
+        if self.stop is None:  # nothing is ever restored
+            self._state.pop("adapter", None)
+            return
         adapter = pl_module.policy.adapter()
         with whole(adapter.values()):
             kept = {name: value.detach().cpu().clone() for name, value in adapter.items()}

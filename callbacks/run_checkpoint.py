@@ -93,6 +93,11 @@ class RunCheckpoint(ModelCheckpoint):
             paths = ("best_model_path", "kth_best_model_path")
             state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in paths}
             state_dict |= {"best_k_models": kept, "dirpath": self.dirpath}
+        if 0 < self.save_top_k < len(best := state_dict["best_k_models"]):  # as if there had never been more
+            first = sorted(best, key=best.__getitem__, reverse=self.mode == "max")[: self.save_top_k]
+            kept = {path: best[path] for path in first}
+            last = {"kth_best_model_path": first[-1], "kth_value": best[first[-1]]}
+            state_dict = state_dict | {"best_k_models": kept} | last
         super().load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

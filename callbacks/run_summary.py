@@ -168,7 +168,8 @@ def _validated(trainer: Trainer) -> int | None:
         return None
     if isinstance(limit, float) and limit == 1:  # an integer is a number of batches
         return len(pairs)
-    return min(len(pairs), sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
+    size = getattr(data, "validation_batch_size", None)
+    return size and min(len(pairs), sum(map(int, trainer.num_val_batches)) * size)
 
 
 def _of_vnet(pl_module: Any) -> dict[str, int]:

@@ -199,7 +199,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 self.clean_pairs = self._pairs_as_found("clean_meta", self.clean_meta.name)
             self.train_pairs = self._training_pairs()
             if not self.uniform_noise:
-                self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
+                self.noise_rate = sum(self.train_pairs.swapped) / max(1, len(self.train_pairs))
             if self.trained_options.get(_TEXTS) not in (None, self._texts_digest):
                 raise UserError(
                     f"The texts of {self.source.name} differ from those of the run; restore "

@@ -120,7 +120,7 @@ class Source(Recorded, ABC):
         path = local_path(output).resolve()
         for own in (local_path(file).resolve() for file in self.files):
             if own == path or (own.is_dir() and own in path.parents):
-                raise UserError(f"{option} is {output}, where the pairs themselves are; name another file.")
+                raise UserError(f"{option} is {output}, where the source's own rows are; name another file.")
 
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""

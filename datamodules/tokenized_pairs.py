@@ -54,7 +54,7 @@ class TokenizedPairs:
 
     @cached_property
     def flipped(self) -> list[int]:
-        """N values: 1 wrong label, 0 right one, -1 unknown; noise takes unknown ones as right before it."""
+        """N values: 1 wrong label, 0 right, -1 unknown; under noise, whether it swapped an unknown one."""
         flips = zip(self.rows["flipped"][:], self.swapped, strict=True)
         unknown = 0 if self._noisy else UNKNOWN
         return [int(swap) or unknown if known == UNKNOWN else known ^ int(swap) for known, swap in flips]

@@ -39,7 +39,7 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     assert module.learning_rate == 5e-4 and module.vnet is not None
     assert (run / "adapter/adapter_config.json").is_file()
 
-    found = audit(str(run), options=AuditOptions("policy", noise_rate=0.3))
+    found = audit(str(run), options=AuditOptions("dpo", noise_rate=0.3))
     assert len(found.table) == found.findings.pairs.shape[0] > 64
     said = (run / "audit" / "report.html").read_text(encoding="utf-8")
     assert "labels are probably wrong, at a given rate of random flips of 30.0%" in said

@@ -217,6 +217,6 @@ def contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
 
 def _title(surface: Surface, with_noise: bool = True) -> str:
     known = with_noise and not np.isnan(surface.noise_rate)
-    noise = f"{100 * surface.noise_rate:g}% noise" if known else ""
+    noise = f"{100 * surface.noise_rate:.3g}% noise" if known else ""
     parts = (surface.task, surface.method, noise, f"step {surface.step:,}")
     return ", ".join(filter(None, parts))

@@ -121,10 +121,10 @@ class CrossFit:
         print(f"Policy {half + 1} of 2 is trained on {len(learned)} pairs.", file=sys.stderr)
         seed_everything(self.data.seed, verbose=False)
         trainer = Trainer(
-            accelerator=self.run.trainer["accelerator"],
+            accelerator=self.run.trainer.get("accelerator") or "auto",
             devices=1,
             precision=self.run.trainer["precision"],
-            deterministic=self.run.trainer["deterministic"],
+            deterministic=self.run.trainer.get("deterministic"),
             max_steps=updates,
             limit_val_batches=0,
             num_sanity_val_steps=0,

@@ -116,7 +116,7 @@ def read_decisions(path: str) -> Decisions:
             f"There is no file {file}; make decisions on the report.html of pacmr audit, and save them there."
         )
     for place, row in read_json_lines(file):
-        name = row.get("id")
+        name = str(row["id"]) if type(row.get("id")) is int else row.get("id")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(
                 f"{place} has no id with a decision; give a file from the report's Save decisions."

@@ -17,6 +17,7 @@ from ..datamodules.tokenization import tokenize_pairs
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
+from ..files import local_path
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
@@ -64,6 +65,10 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
     scorer: Scorer | None = options.score
     found = find_run(run, options.checkpoint)
+    weighting = (found.model["init_args"].get("weighting") or {}).get("init_args") or {}
+    used = filter(None, (weighting.get("audit"), found.data["init_args"].get("curriculum")))
+    if Path(options.output or "", "pairs.parquet").resolve() in [local_path(one).resolve() for one in used]:
+        raise UserError(f"{run} was trained with the audit in its folder; name another one with --output.")
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose else None
     module, data, updates = load_run(found, as_trained=True)
@@ -207,10 +212,7 @@ def _placed(name: str, options: AuditOptions) -> PolicyModel:
 
 
 def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
-    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written.
-
-    Returns notes on the decisions.
-    """
+    """Return notes on the decisions; raise if these, the sample or the files to write do not fit."""
     ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
@@ -247,9 +249,10 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
             f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to swap can "
             "undo an injected flip."
         )
-    counts = data.counts["train"]
-    if out := counts["rows"] - len(data.train_pairs):
+    rows = len(data.source.load_all())
+    if out := rows - len(data.train_pairs):
         notes.append(
-            f"{out:,} of {counts['rows']:,} rows were dropped or held out in training, and are not audited."
+            f"{out:,} of {rows:,} rows were dropped or held out, also for validation, and are not audited: a "
+            "cleaned file keeps them."
         )
     return notes

@@ -82,7 +82,8 @@ def find(
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     low, high = (pairs[SCORES[scorer]][which] for which in (suspected, ~suspected))
     cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None
-    reliability = annotator_reliability(pairs, found.margin) if "annotator" in pairs else None
+    told = found.usable or (votes.total > 1).any()  # else nothing says whether a label is right
+    reliability = annotator_reliability(pairs, found.margin) if told and "annotator" in pairs else None
     groups, quality = group_reliability(ranked, reliability), pd.DataFrame(methods)
     return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)
 

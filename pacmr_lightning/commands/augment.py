@@ -55,8 +55,8 @@ def augment(
     check_at_least(1, n=n)
     if (n is None) != (tokenizer is None) or (n is None and max_length != _MAX_LENGTH):
         raise UserError(
-            f"n is {n or 'null'} and tokenizer {tokenizer or 'null'}, but a sample takes both: n pairs that "
-            f"training keeps at max_length {max_length}. For the prompts of all pairs leave all three out."
+            f"n is {n or 'null'}, tokenizer {tokenizer or 'null'} and max_length {max_length}, but a sample "
+            "takes the first two, and only a sample any of them: for all prompts leave them out."
         )
     settings = rewriter.settings  # fails before long work if a model cannot be loaded
     source_rows = source.load("train")

@@ -8,7 +8,7 @@ from ..command_line.output import plain_table, print_result
 from ..runs.folder import read_summary
 
 COLUMNS = {
-    "injected noise": ("{noise_percent:g}%", "labels flipped on purpose; wrong labels in data come on top"),
+    "injected noise": ("{noise_percent:.3g}%", "labels flipped on purpose; wrong labels in data come on top"),
     "accuracy": (
         "{val_accuracy:.3f}",
         "validation pairs whose label the policy prefers (u > 0), labels as given",

@@ -187,10 +187,7 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; remove the new folder of a run that fails before step 1.
-
-        One that fails before its first checkpoint leaves no config, so that its folder can be used again.
-        """
+        """Run it; a failure leaves no new folder before step 1, and no new config before a checkpoint."""
         try:
             with wandb_ends(), only_results():
                 super()._run_subcommand(subcommand)

@@ -191,8 +191,7 @@ class KeptStepPairs(StepPairs):
 def _affordable(policy: PolicyModel, pairs: int) -> bool:
     """Return whether to keep each pair's gradient, the same on all ranks and in all steps but a GPU's first.
 
-    Printed where they are large. A CPU's answer depends on its RAM, not on what is free, so that the same
-    run twice is the same bit for bit.
+    A CPU's answer depends on its RAM, not on what is free, so that a run twice is the same bit for bit.
     """
     needed, device = 4 * pairs * sum(p.numel() for p in policy.adapter().values()), policy.device
     if needed > SMALL and policy.pair_memory is None:

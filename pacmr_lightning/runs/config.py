@@ -68,8 +68,9 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
         rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
         return
     options.pop("meta_every", None)  # linked to the weighting
-    names = ("max_epochs", "max_steps", "val_check_interval", "limit_val_batches", "log_every_n_steps")
-    settings: dict[str, Any] = {name: getattr(trainer, name) for name in (*names, "precision")}
+    names = ["max_epochs", "max_steps", "val_check_interval", "check_val_every_n_epoch", "precision"]
+    names += ["limit_train_batches", "limit_val_batches", "log_every_n_steps"]
+    settings: dict[str, Any] = {name: getattr(trainer, name) for name in names}
     callbacks: Any = vars(trainer)["callbacks"]  # Lightning sets it elsewhere, without a type
     own = [type(one) for one in callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")]
     paths = [f"{kind.__module__}.{kind.__qualname__}" for kind in own if kind.__name__ != "RunCheckpoint"]

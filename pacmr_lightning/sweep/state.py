@@ -47,8 +47,9 @@ def state_of(cell: Cell) -> State:
     changed = [path for path, it in record.get("files", {}).items() if now and now["files"].get(path) != it]
     for key, value in now.items():
         if changed if key == "files" else (record.get(key) or None) != (value or None):
+            what = "settings of the cell before it" if key == "predecessor" else key
             raise UserError(
-                f"The folder {cell.folder} holds a run with other {key} than the sweep file has now"
+                f"The folder {cell.folder} holds a run with other {what} than the sweep file has now"
                 f"{f' ({changed[0]} has changed)' if changed else ''}; delete it to run the cell again, or "
                 "give the sweep another output."
             )
@@ -142,7 +143,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     configs = config_contents(cell)
     found: dict[str, Any] = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     if cell.after:
-        found["predecessor"] = {key: _read(cell.after).get(key) for key in (*found, "files")}
+        found["predecessor"] = {key: _read(cell.after).get(key) for key in (*found, "predecessor", "files")}
     files = _inputs([given_options(cell.arguments), *configs.values()], cell)
     return json.loads(json.dumps(found, default=str)) | {"files": files}
 
@@ -173,10 +174,7 @@ def texts_in(options: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _inputs(options: Any, cell: Cell) -> dict[str, str]:
-    """Return digests by path of files, models and data that options read; of those on the Hub, commits.
-
-    Without configs, whose contents are compared, and the files of this cell and its predecessor.
-    """
+    """Return digests (on the Hub commits) by path of what options read, but configs and cells' own files."""
     found: dict[str, str] = {}
     for name, text in texts_in(options):
         path = local_path(text).resolve()

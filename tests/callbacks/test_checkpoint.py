@@ -19,6 +19,13 @@ def step_of(path):
     return torch.load(path, weights_only=True)["global_step"]
 
 
+def test_fewer_best_states_than_a_checkpoint_has(tmp_path):
+    fewer = RunCheckpoint(tmp_path, monitor="val/loss", mode="min", save_top_k=2)
+    fewer.load_state_dict(fewer.state_dict() | {"best_k_models": {"a": 3.0, "b": 1.0, "c": 2.0}})
+    assert fewer.best_k_models == {"b": 1.0, "c": 2.0}
+    assert (fewer.kth_best_model_path, fewer.kth_value) == ("c", 2.0)
+
+
 @pytest.mark.parametrize("every", [5, 4])
 def test_last_is_the_end(tmp_path, every):
     """Twelve updates and six more from their checkpoint equal one run."""

@@ -105,7 +105,7 @@ def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
     ]
     path = write_rows(rows)
     output = tmp_path / "new" / "answers.jsonl"
-    with pytest.raises(UserError, match=r"generation.output is .*, where the pairs themselves are"):
+    with pytest.raises(UserError, match=r"generation.output is .*, where the source's own rows are"):
         predict(Files(path, path), output=str(path))
     chat, text = predict(Files(path, path), output=str(output))
     assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.answers.sqlite"}

@@ -49,11 +49,9 @@ def test_a_run_that_goes_too_far(fit, recwarn):
     # The same run without a guard is there after as many updates.
     fit("free", f"{vnet} {each}")
     free = torch.load(Path("free/checkpoints", f"step-{kept}.ckpt"), weights_only=False)
-    # So is one that went on after the last check below, and the one that the guard ended goes no further.
+    # So is one that went on after the last check below.
     again = fit("again", f"{vnet} {sampled} {guard} --ckpt_path run/checkpoints/step-{kept + 1}.ckpt")
-    ended = fit("run", f"{vnet} {sampled} {guard} {each} --ckpt_path last")
-    assert "KLGuard has ended this run at" in str(recwarn[-1].message) and ended["global_step"] == kept + 2
-    for found in (last, again, ended):
+    for found in (last, again):
         torch.testing.assert_close(found["state_dict"], free["state_dict"], rtol=0, atol=0)
         torch.testing.assert_close(found["weighting"]["vnet"], free["weighting"]["vnet"], rtol=0, atol=0)
 

@@ -45,7 +45,6 @@ def test_json_lines(name, write_rows, tmp_path):
 
 
 def test_parquet(tmp_path):
-    """Types, metadata and columns of which Python knows nothing stay."""
     columns = {
         "when": pa.array([1, 2**60 + 1, 3], pa.timestamp("ns")),
         "chosen": pa.array([" a", " b", " c"], pa.large_string()),
@@ -149,7 +148,7 @@ def test_messages_and_tools_of_a_hub_dataset(tmp_path):
     rows = [{"prompt": [USER | {"content": f"q{i}"}], **sides, **more} for i in range(3)]
     write_lines(tmp_path / "set" / "train.jsonl", rows)
     source, path = HubPreferences(str(tmp_path / "set")), tmp_path / "out.jsonl.gz"
-    with pytest.raises(UserError, match="the pairs themselves are"):
+    with pytest.raises(UserError, match="the source's own rows are"):
         source.write_cleaned(str(tmp_path / "set" / "more.jsonl"), set(), set())
     known = source.load_all()
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
@@ -178,10 +177,10 @@ def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
 
 def test_bad_input(write_rows, tmp_path):
     path, held = write_rows(ROWS[1:]), str(tmp_path / "held.jsonl")
-    with pytest.raises(UserError, match="the pairs themselves are; name"):
+    with pytest.raises(UserError, match="the source's own rows are; name"):
         Files(path, validation=held).check_output(held)
     for output, drop, said in (
-        (path, set(), "the pairs themselves are; name another file"),
+        (path, set(), "the source's own rows are; name another file"),
         (str(tmp_path / "out.jsonl"), {"gone"}, r"no row 'gone' any more \(1 of 1"),
     ):
         with pytest.raises(UserError, match=said):

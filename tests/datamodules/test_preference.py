@@ -162,7 +162,6 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
 
 
 def test_what_processes_share(data):
-    """Global batches that they cannot: pacmr_lightning/test_cli.py."""
     datamodule = data()
     datamodule.setup("fit")
     pairs = datamodule.validation_pairs

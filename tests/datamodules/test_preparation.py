@@ -54,7 +54,6 @@ def augmentations(tmp_path):
 
 
 def test_meta_batches_have_the_augmented_prompts(make, augmentations, pair_rows):
-    """And are the same otherwise; the longest pair counts them, too."""
     data = make(augmentations=augmentations([row["prompt"] for row in pair_rows(6)]), noise_rate=0.4)
     assert [data.counts[split]["no augmented prompt"] for split in ("train", "validation")] == [24, 0]
     batches = data.train_dataloader().dataset
@@ -72,7 +71,6 @@ def test_meta_batches_have_the_augmented_prompts(make, augmentations, pair_rows)
 
 
 def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows, pair_rows, tmp_path):
-    """In a training run whose VNet learns from them, and in no other."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
     unchanged = [row | {"prompt": f"Colours, {i}?"} for i, row in enumerate(pair_rows(5))]

@@ -129,7 +129,6 @@ def test_ctrl_c(runs):
     [(signal.SIGTERM, 0, False), (signal.SIGTERM, 0, True), (signal.SIGINT, 130, True)],
 )
 def test_a_signal_ends_two_processes(runs, number, status, everybody):
-    """A batch system signals one process or all of them, Ctrl-C all."""
     stop_and_resume(
         runs, runs.folder / f"ddp-{number.name}-{everybody}", "ddp", number, status, everybody=everybody
     )

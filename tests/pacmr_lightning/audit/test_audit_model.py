@@ -186,8 +186,8 @@ def test_from_python(finished, tmp_path, monkeypatch):
     shutil.copy(path, "audit/cleaned.jsonl")
     pd.read_json(path, lines=True).to_parquet("pairs.parquet")
     for data, options, why in (
-        ("audit/cleaned.jsonl", AuditOptions(), "audit/cleaned.jsonl, where the pairs themselves are"),
-        ("pairs.parquet", AuditOptions(output="."), "pairs.parquet, where the pairs themselves are"),
+        ("audit/cleaned.jsonl", AuditOptions(), "audit/cleaned.jsonl, where the source's own rows are"),
+        ("pairs.parquet", AuditOptions(output="."), "pairs.parquet, where the source's own rows are"),
         ("pairs.parquet", AuditOptions(cleaned="audit/pairs.parquet"), "cleaned is .*the audit's own table"),
     ):
         with pytest.raises(UserError, match=why):

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import pipeline
+from pacmr_lightning.audit import audit, pipeline
 from pacmr_lightning.commands.refine import FURTHEST, USES, doubts, folder_beside, objective_options, refine
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load_run
@@ -102,6 +102,8 @@ def test_going_on(refined, tmp_path, capsys, monkeypatch):
 
     with pytest.raises(UserError, match="already holds a second pass with labels soft; name another with"):
         refine(str(run), labels="drop")
+    with pytest.raises(UserError, match="was trained with the audit in its folder; name another one"):
+        audit(str(second))
 
     last = run / "checkpoints" / "last.ckpt"
     torch.save(torch.load(last, weights_only=True) | {"trained": "again"}, last)

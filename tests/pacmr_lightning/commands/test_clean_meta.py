@@ -121,7 +121,6 @@ ROWS += [
 
 
 def test_the_file_is_read_again(write_rows, server, tmp_path):
-    """What a training does with it: datamodules/test_preparation.py."""
     path = write_rows(ROWS)
     source, output = Files(path, path), str(tmp_path / "clean.jsonl")
     judges = [EndpointJudge(model=model, base_url=server.url) for model in "abc"]
@@ -149,7 +148,7 @@ def test_bad_input(pairs, judge, server, tmp_path):
     fails("judges is missing; give one or more, such as", judges=[], n=3)
     fails(r"clean.parquet, but it must be a file ending in .jsonl", output="clean.parquet", judges=[judge()])
     fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
-    fails("where the pairs themselves are", output=pairs.splits.train, judges=[judge()], n=3)
+    fails("where the source's own rows are", output=pairs.splits.train, judges=[judge()], n=3)
     fails("judges holds judge twice", judges=[judge(), judge("other"), judge()], n=3)
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 

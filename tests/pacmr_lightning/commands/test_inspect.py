@@ -92,7 +92,6 @@ def test_the_numbers_are_those_of_a_run(rows, max_length, inspect, tmp_path):
 
 
 def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
-    """The shortest, the median and the longest pair, token by token."""
     texts = pair_rows(9)
     texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
     texts[4]["prompt"] = "What is the best of all books? " * 80
@@ -229,7 +228,7 @@ def test_wrong_options(inspect, pair_rows, tmp_path, capsys):
         (["--output", str(tmp_path)], "which is a folder; name a file"),
         (
             ["--output", str(tmp_path / "validation.jsonl")],
-            "where the pairs themselves are; name another file",
+            "where the source's own rows are; name another file",
         ),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),

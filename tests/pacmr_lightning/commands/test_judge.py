@@ -163,7 +163,6 @@ def test_empty_and_identical_responses(write_rows, server, tmp_path):
 
 
 def test_samples_of_two_runs_by_the_gold_reward(write_rows, tmp_path):
-    """Rows of ``samples.jsonl``: no ids, and prompts that come again."""
     world, rng = World(), random.Random(0)
     prompts = world.prompts()[:5] * 4
     first, second = (

@@ -170,7 +170,6 @@ SENT = [
 
 
 def test_what_servers_send(server, store):
-    """One failure among answers has its reason, and the rest goes on."""
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=1, timeout=HANG)
     server.script = [None, *(body for body, *_ in SENT)]
     answers = endpoint.ask(said(1 + len(SENT)), store)[1:]

@@ -210,7 +210,6 @@ def test_recomputation(name, half, make_policy, make_batch, monkeypatch):
     ids=["router noise", "skipped layers"],
 )
 def test_nothing_of_a_policy_is_random(config, make_batch, tmp_path):
-    """In training either, so that a recomputed layer is the layer."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     batch, found = make_batch(), []
     for recomputed in (False, True):

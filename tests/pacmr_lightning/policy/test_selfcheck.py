@@ -47,7 +47,6 @@ def make_large(tmp_path):
 
 @pytest.mark.parametrize("name", ["gemma3", *CONFIGS])
 def test_rounding_is_no_fault(name, make_large):
-    """Whatever a family's activations, and the weights are as before."""
     policy = make_large(CONFIGS.get(name, GEMMA))
     before = {key: weight.clone() for key, weight in policy.named_parameters()}
     policy.log_probs(random_pair())

@@ -139,7 +139,6 @@ def test_what_ends_one_process_ends_all(fit, strategy):
 
 
 def test_a_process_that_does_not_answer():
-    """What torch's own store says where a second process never comes."""
     with pytest.raises(torch.distributed.DistError) as caught:
         torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=1))
     outer = RuntimeError("training failed")

@@ -231,7 +231,7 @@ def test_a_cell_knows_its_inputs(write_sweep, capsys, monkeypatch):
     prepare(after)
     record = Path(cell.folder, "cell.json").read_text()
     write(str(cell.folder / "cell.json"), record.replace("pairs.jsonl", "others.jsonl"))
-    with pytest.raises(UserError, match="a run with other predecessor than the sweep file has now"):
+    with pytest.raises(UserError, match="other settings of the cell before it than the sweep file has now"):
         state_of(after)
     write(str(cell.folder / "cell.json"), record)
     write_sweep(options=options)
