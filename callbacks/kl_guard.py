@@ -35,9 +35,6 @@ class KLGuard(Recurring):
         every: updates between two checks, or a share of the run; see ``Recurring``.
         warn: nats per token above which a line says so, once.
         stop: nats per token above which it goes back; None for never.
-
-    Raises:
-        UserError: an option is out of its range.
     """
 
     def __init__(

@@ -22,9 +22,6 @@ class Recurring(Callback):
     Args:
         every: as Lightning's ``val_check_interval``: an integer is a number of policy updates; a float in
             (0, 1] is a share of the fit's updates, 0.1 for ten times in any run; None means never.
-
-    Raises:
-        UserError: ``every`` is out of range.
     """
 
     def __init__(self, every: int | float | None):

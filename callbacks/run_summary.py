@@ -180,6 +180,6 @@ def _of_vnet(pl_module: Any) -> dict[str, int]:
     if not weighting.updates:
         rank_zero_info(
             f"VNet learned nothing: none of its {weighting.skipped} meta-batches had a confident pair, so "
-            "all weights are those of the start, as with the method fixed. Try a lower tau, or a longer run."
+            "all weights are those of the start. Try a lower tau, or a longer run."
         )
     return {"vnet_updates": weighting.updates, "vnet_skipped": weighting.skipped}

@@ -111,9 +111,6 @@ class VNetSurfaces(VisitFigures):
         steps: policy updates after which files are written, besides the end.
         points: of the grid along either axis, at least 2.
         options: ``window`` and ``every`` of ``VisitFigures``.
-
-    Raises:
-        UserError: an option is out of range, or the module returns no record.
     """
 
     files = ("surfaces", "heat-maps")

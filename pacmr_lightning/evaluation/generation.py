@@ -27,11 +27,7 @@ ROUNDING = 3
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decoding options (Qu et al., section "Evaluation Protocol and Judge Prompt").
-
-    Raises:
-        UserError: an option is out of range, or has no effect.
-    """
+    """Decoding options (Qu et al., section "Evaluation Protocol and Judge Prompt")."""
 
     temperature: float = 0.0
     """0 takes the likeliest token, above 0 tokens are sampled."""

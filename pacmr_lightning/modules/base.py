@@ -26,9 +26,6 @@ class TrainedOnly(LightningModule):
         weight_decay: of AdamW.
         warmup_ratio: share of the updates in which the learning rate rises linearly from 0, in [0, 1).
         min_lr_ratio: share of the peak that the cosine ends at, in [0, 1].
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     fused: bool | None = None

@@ -64,9 +64,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         micro_batch_tokens: tokens in one forward pass instead, on each device; a prompt counts once, padding
             does not.
         max_new_tokens: of a response that ``predict`` generates (greedily).
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     fused = True

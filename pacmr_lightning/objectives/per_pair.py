@@ -22,11 +22,6 @@ class DPO(Objective):
         sft_weight: at least 0; times the chosen response's mean negative log-probability per token, in nats.
             TRL's ``loss_type=["sigmoid", "sft"]`` has it with ``loss_weights=[1, sft_weight]``; there, tokens
             of a forward pass have the same weight, here pairs.
-
-    >>> from ..batch import LogProbs
-    >>> policy = LogProbs(chosen=torch.tensor([3.0, 0.0]), rejected=torch.zeros(2))
-    >>> DPO(beta=1.0)(Rewards(policy, LogProbs(torch.zeros(2), torch.zeros(2)), 1.0))  # log(1 + e^-u)
-    tensor([0.0486, 0.6931])
     """
 
     def __init__(self, beta: float = 0.1, sft_weight: float = 0.0):
