@@ -1,13 +1,12 @@
 """Preference objectives: here of two pairs with u = 2 and u = -2, at a noise rate of 0.2 where one is given.
 
->>> import torch
->>> from pacmr_lightning.batch import LogProbs
->>> from pacmr_lightning.rewards import Rewards
->>> zeros = torch.zeros(2)
->>> rewards = Rewards(LogProbs(torch.tensor([2.0, -2.0]), zeros), LogProbs(zeros, zeros), beta=1.0)
->>> both = [kind(1.0) for kind in (DPO, HolderDPO, IPO, R3M, ROPO, DrDPO)]
->>> both += [kind(1.0, 0.2) for kind in (CDPO, RDPO, RPOEM, AnnotatorRPOEM)]
->>> for objective in both:
+>>> from pacmr_lightning.rewards import LogProbs, Rewards, torch
+>>> u = torch.tensor([2.0, -2.0])
+>>> rewards = Rewards(LogProbs(u, 0 * u), LogProbs(0 * u, 0 * u), beta=1.0)
+>>> for objective in (
+...     *(kind(1.0) for kind in (DPO, HolderDPO, IPO, R3M, ROPO, DrDPO)),
+...     *(kind(1.0, 0.2) for kind in (CDPO, RDPO, RPOEM, AnnotatorRPOEM)),
+... ):
 ...     print(type(objective).__name__, objective(rewards))
 DPO tensor([0.1269, 2.1269])
 HolderDPO tensor([-0.9608, -0.0392])
@@ -19,8 +18,6 @@ CDPO tensor([0.5269, 1.7269])
 RDPO tensor([-0.5397,  2.7936])
 RPOEM tensor([0.1924, 0.8294])
 AnnotatorRPOEM tensor([0.1924, 0.8294])
->>> DrDPO(1.0).group_weights(DPO(1.0)(rewards))  # softmax(-l), by which it weighs the batch
-tensor([0.8808, 0.1192])
 """
 
 from .base import Objective

@@ -143,7 +143,8 @@ def _described(cell: Cell) -> dict[str, Any]:
     configs = config_contents(cell)
     found: dict[str, Any] = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     if cell.after:
-        found["predecessor"] = {key: _read(cell.after).get(key) for key in (*found, "predecessor", "files")}
+        before = _read(cell.after)
+        found["predecessor"] = {key: before.get(key) for key in (*found, "predecessor", "files")}
     files = _inputs([given_options(cell.arguments), *configs.values()], cell)
     return json.loads(json.dumps(found, default=str)) | {"files": files}
 
