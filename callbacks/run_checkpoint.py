@@ -20,8 +20,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.runs.config import SaveRunConfig, write_config
 from pacmr_lightning.runs.folder import CHECKPOINTS
 from pacmr_lightning.strategies.ranks import max_over_ranks
 
@@ -38,9 +36,7 @@ class RunCheckpoint(ModelCheckpoint):
     ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
 
     Tags: none. Files: ``checkpoints/...`` in the trainer's ``default_root_dir``, each with adapter, VNet,
-    optimizers and callbacks, without the base model. A run started from Python also gets a ``config.yaml``,
-    which audit, refine and export need; ``pacmr fit`` writes one itself. Cost: the time and disk space of the
-    checkpoints.
+    optimizers and callbacks, without the base model. Cost: the time and disk space of the checkpoints.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -103,11 +99,6 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle signals from here on."""
         super().on_train_start(trainer, pl_module)
-        started_by_cli = any(isinstance(callback, SaveRunConfig) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        trial = trainer.fast_dev_run  # type: ignore[attr-defined]  # Lightning sets it elsewhere
-        from_python = trainer.is_global_zero and not started_by_cli and not trial
-        if from_python and isinstance(pl_module, PreferenceModule):
-            write_config(trainer, pl_module)
         if self.monitor is not None and self.save_top_k > 0:
             side = "lowest" if self.mode == "min" else "highest"
             rank_zero_info(

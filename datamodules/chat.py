@@ -15,12 +15,17 @@ _ROLES = {
 _LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']:\s.*\}\s*\]\s*$""", re.DOTALL)
 
 
-def encode_messages(messages: list[Any]) -> str:
-    """Return a conversation as JSON without null fields; an invalid message raises ValueError."""
+def checked_messages(messages: list[Any]) -> Messages:
+    """Return a conversation without null fields; an invalid message raises ValueError."""
     # Faults of the last message, the response, are reported first.
     checked = [_message(m, last=number == 0) for number, m in enumerate(reversed(messages))]
+    return checked[::-1]
+
+
+def encode_messages(messages: Messages) -> str:
+    """Return a checked conversation as JSON."""
     # Templates also write dates and the like with str.
-    return json.dumps(checked[::-1], ensure_ascii=False, default=str)
+    return json.dumps(messages, ensure_ascii=False, default=str)
 
 
 def _message(message: Any, last: bool) -> dict[str, Any]:

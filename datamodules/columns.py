@@ -15,8 +15,9 @@ from typing import Any
 from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.conversation import Messages
 
-from .chat import decode_messages, encode_messages, looks_like_messages, messages_of, template_options
+from .chat import checked_messages, encode_messages, looks_like_messages, messages_of, template_options
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_messages, split_prompt
 
 _PROMPT_WORDS = frozenset(
@@ -66,8 +67,8 @@ def text_of(row: dict[str, Any], name: str, place: str) -> str:
         raise UserError(said) from None
 
 
-def _text_or_messages(value: object) -> str:
-    return _text(encode_messages(value) if isinstance(value, list) else value)
+def _text_or_messages(value: object) -> str | Messages:
+    return checked_messages(value) if isinstance(value, list) else _text(value)
 
 
 def _label(value: object) -> str | None:
@@ -146,7 +147,7 @@ class Columns:
     """Columns that every row has: texts, or all of them lists of chat messages."""
     required: tuple[str, ...]
     """Further columns of rows of texts; chat messages may contain the prompt."""
-    optional: dict[str, Callable[[object], str | float | None]]
+    optional: dict[str, Callable[[object], Any]]
     split_messages: Callable[..., PromptAndResponses]
     """Takes prompt (or None) and responses of a row of chat messages as given, and parts them."""
 
@@ -160,7 +161,7 @@ class Columns:
         that are not read, separated by newlines. ``like_messages``: columns with a text that reads as
         messages, and is none.
         """
-        kinds: dict[Callable[[object], str | float | None], Value]
+        kinds: dict[Callable[[object], Any], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64"), _number: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
@@ -182,7 +183,7 @@ class Columns:
         return texts - others - (sides if sides & others else set())
 
     def check(self, row: dict[str, Any], place: str, as_json: Set[str] = frozenset()) -> dict[str, Any]:
-        """Return the row's values for ``features``, id None if missing; errors begin with ``place``.
+        """Return the row's values, id None if missing, messages as lists; errors begin with ``place``.
 
         ``as_json`` are ``json_columns``.
         """
@@ -221,12 +222,12 @@ class Columns:
             )
         for name in ("prompt", "augmented_prompt"):
             if lists and name in self.optional and isinstance(row.get(name), str):
-                clean[name] = encode_messages([{"role": "user", "content": row[name]}])
+                clean[name] = [{"role": "user", "content": row[name]}]
         self._check_prompt(clean, row, place)
         _check_votes(clean, place)
         fields: set[str] = set()
         if lists:
-            messages = [m for name in texts if clean.get(name) for m in decode_messages(clean[name])]
+            messages = [m for name in texts for m in clean.get(name) or ()]
             fields = {field for message in messages for field in message} - {"role", "content"}
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
@@ -243,7 +244,7 @@ class Columns:
         if clean["prompt"] is not None:
             return
         sides = [clean[name] for name in self.responses]
-        if all(len(decode_messages(s)) > 1 if clean["chat"] else s.startswith(HUMAN) for s in sides):
+        if all(len(s) > 1 if clean["chat"] else s.startswith(HUMAN) for s in sides):
             return
         for name, value in row.items():
             if looks_like_prompt(name) and name not in clean and isinstance(value, (str, list)) and value:
@@ -321,7 +322,7 @@ def checked(
             )
         given = [clean[name] for name in ("prompt", *columns.responses)]
         # JSON, as different texts may be equal when simply joined, and None differs from an empty prompt.
-        texts = text_hash(json.dumps(given))
+        texts = text_hash(json.dumps(given, default=str))
         if clean["id"] is None:
             clean["id"] = f"{texts}-{repeats[texts]}"
             repeats[texts] += 1
@@ -341,19 +342,27 @@ def checked(
             clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
             if clean["chat"] and clean.get("augmented_prompt"):
                 clean["augmented_prompt"] = _whole(clean["augmented_prompt"], split.prompt)
-        yield clean
+        yield {name: _stored(value, name, place) for name, value in clean.items()}
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
 
 
-def _whole(augmented: str, prompt: str) -> str:
+def _whole(augmented: Messages, prompt: Messages) -> Messages:
     """Return an augmented conversation; a lone message of the user stands for the prompt's last one."""
-    new, messages = decode_messages(augmented), decode_messages(prompt)
-    places = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    if [message["role"] for message in new] != ["user"] or not places:
+    places = [i for i, message in enumerate(prompt) if message["role"] == "user"]
+    if [message["role"] for message in augmented] != ["user"] or not places:
         return augmented
-    messages[places[-1]] = new[0]
-    return encode_messages(messages)
+    return [*prompt[: places[-1]], *augmented, *prompt[places[-1] + 1 :]]
+
+
+def _stored(value: Any, name: str, place: str) -> Any:
+    """Return a value as datasets hold it: messages as JSON."""
+    if name == "like_messages" or not isinstance(value, list):
+        return value
+    try:
+        return _text(encode_messages(value))
+    except ValueError as error:
+        raise UserError(f"{place}: {name!r} is {error}.") from None
 
 
 def text_hash(text: str) -> str:

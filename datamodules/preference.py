@@ -17,7 +17,6 @@ from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.recorded import Recorded
 from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
@@ -36,7 +35,7 @@ _TEXTS = "texts of the training pairs"
 """Name of their hash in ``fit_options``."""
 
 
-class PreferenceDataModule(Recorded, LightningDataModule):
+class PreferenceDataModule(LightningDataModule):
     """Preference pairs, tokenized, noised and paired with meta-batches; evaluation prompts for generation.
 
     ``train_dataloader`` yields ``TrainingBatch``, ``val_dataloader`` and ``test_dataloader`` yield

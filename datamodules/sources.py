@@ -13,7 +13,6 @@ from datasets import Dataset
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.files import local_path
-from pacmr_lightning.recorded import Recorded
 
 from .chat import looks_like_messages
 from .cleaned import clean_file, clean_rows
@@ -84,7 +83,7 @@ class RowsBySplit(ABC):
         return rows.select(kept, keep_in_memory=True)
 
 
-class Source(Recorded, ABC):
+class Source(ABC):
     """Base class of preference pairs; the options determine the rows, which every rank loads for itself."""
 
     name: str

@@ -1,10 +1,9 @@
 """Prompt and responses of rows that hold whole texts or conversations."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from .chat import Messages, decode_messages
+from pacmr_lightning.evaluation.conversation import Messages
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -19,20 +18,14 @@ NO_COMPLETION = "no completion"
 class PromptAndResponses:
     """A prompt with its two responses or one completion, or the reason why a row is unusable."""
 
-    prompt: str = ""
-    """A text, or a conversation as JSON where the row holds chat messages."""
-    responses: tuple[str, ...] = ()
-    """Texts; for chat messages each a list of one message as JSON."""
+    prompt: Any = ""
+    """A text, or a conversation where the row holds chat messages."""
+    responses: tuple[Any, ...] = ()
+    """Texts; for chat messages each a list of one message."""
     reason: str | None = None
 
 
-def _of_messages(before: Messages, *answers: dict[str, Any]) -> PromptAndResponses:
-    texts = (json.dumps(messages, ensure_ascii=False) for messages in (before, *([m] for m in answers)))
-    prompt, *responses = texts
-    return PromptAndResponses(prompt, tuple(responses))
-
-
-def split_messages(prompt: str | None, chosen: str, rejected: str) -> PromptAndResponses:
+def split_messages(prompt: Messages | None, chosen: Messages, rejected: Messages) -> PromptAndResponses:
     """Return prompt and responses of checked messages.
 
     The last message of each side, from the assistant, is the response. What precedes it, after the given
@@ -48,15 +41,15 @@ def split_messages(prompt: str | None, chosen: str, rejected: str) -> PromptAndR
         return PromptAndResponses(reason=NO_COMMON_PROMPT)
     if one[:-1] != other[:-1]:
         return PromptAndResponses(reason=DIFFERENT_PROMPTS)
-    return _of_messages(one[:-1], one[-1], other[-1])
+    return PromptAndResponses(one[:-1], (one[-1:], other[-1:]))
 
 
-def split_completion(prompt: str | None, completion: str) -> PromptAndResponses:
+def split_completion(prompt: Messages | None, completion: Messages) -> PromptAndResponses:
     """Return prompt and completion of checked messages: the completion is the last one."""
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return PromptAndResponses(reason=NO_COMPLETION)
-    return _of_messages(messages[:-1], messages[-1])
+    return PromptAndResponses(messages[:-1], (messages[-1:],))
 
 
 def split_prompt(chosen: str, rejected: str) -> PromptAndResponses:
@@ -88,9 +81,9 @@ def _split_transcripts(chosen: str, rejected: str) -> PromptAndResponses:
     return PromptAndResponses(chosen[: ends[0]], (chosen[ends[0] :], rejected[ends[1] :]))
 
 
-def _joined(prompt: str | None, rest: str) -> Messages | None:
-    """Return the whole conversation, whether or not ``rest`` repeats the prompt; None if that is unclear."""
-    head, messages = decode_messages(prompt) if prompt is not None else [], decode_messages(rest)
+def _joined(prompt: Messages | None, messages: Messages) -> Messages | None:
+    """Return the whole conversation, whether or not it repeats the prompt; None if that is unclear."""
+    head = prompt or []
     if messages[: len(head)] == head:
         return messages
     # A repetition may lack the system message or be the only one with it, and differ in outer whitespace.

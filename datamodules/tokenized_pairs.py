@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from .cached_values import cached_values
 from .columns import VOTES
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
+_SIDES = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), VOTES)
 
 
 class TokenizedPairs:
@@ -179,14 +180,11 @@ class TokenizedPairs:
         found = cached_values(ask, policy, collate, *pairs, title=title, **options)
         result = np.full((len(self), found.shape[1]), np.nan, found.dtype)
         result[asked] = found
-        swapped = np.flatnonzero(self.swapped)
-        other = result[swapped]
+        sides = (result, -result) if differences else (result[:, ::2], result[:, 1::2])
+        both = as_trained(dict(zip(_SIDES[0], sides, strict=True)), self.swapped)
         if differences:
-            result[swapped] = -other
-        else:
-            pairs_of_columns = other.reshape(len(other), other.shape[1] // 2, 2)
-            result[swapped] = pairs_of_columns[..., ::-1].reshape(other.shape)
-        return result
+            return np.stack(both["chosen"])
+        return np.stack([both["chosen"], both["rejected"]], axis=2).reshape(result.shape)
 
     def reference_log_probs(
         self, policy: PolicyModel, title: str = "Reference log-probabilities", **options: Any
@@ -225,10 +223,10 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return chosen - rejected
 
 
-def as_trained(columns: dict[str, list[Any]], swapped: Sequence[bool]) -> dict[str, list[Any]]:
-    """Return columns of N rows, with the other label where ``swapped``."""
-    found = dict(columns)
-    for one, other in (("chosen_ids", "rejected_ids"), VOTES):
+def as_trained(columns: Mapping[str, Sequence[Any]], swapped: Sequence[bool]) -> dict[str, list[Any]]:
+    """Return columns of N rows, with the other label where ``swapped``: flips are applied here alone."""
+    found = {name: list(values) for name, values in columns.items()}
+    for one, other in _SIDES:
         if one in columns:
             both = list(zip(columns[one], columns[other], swapped, strict=True))
             found[one] = [second if swap else first for first, second, swap in both]

@@ -85,16 +85,15 @@ def test_sweep_files(home, capsys):
 
 
 def test_python(home):
-    """A run of Python has one folder, whose config can be read, also by the audit."""
+    """A run of Python and its audit are in the folders that were named."""
     data = PreferenceDataModule(Files("~/pairs.jsonl", "~/pairs.jsonl"), "~/model", global_batch_size=8)
     module = PreferenceModule(PolicyModel("~/model"), DPO(), learning_rate=1e-3)
     callbacks = [RunCheckpoint(save_last=True), RunSummary()]
     trainer = quiet_trainer("~/runs/python", callbacks, logger=CSVLogger(home / "logs"), max_steps=1)
     trainer.fit(module, data)
     made = set(os.listdir(home / "runs/python"))
-    assert {"config.yaml", "summary.json", "checkpoints"} <= made
-    assert "~" not in (home / "runs/python/config.yaml").read_text()
+    assert made == {"summary.json", "checkpoints"}
     options = AuditOptions(noise_rate=0.2, output="~/third")
-    assert len(audit("~/runs/python", options=options).table) == 24
+    assert len(audit(module, data, options).table) == 24
     assert (home / "third/report.html").is_file()
     assert len(HubPreferences("~/data").load_all()) == 24

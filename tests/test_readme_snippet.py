@@ -1,19 +1,20 @@
-"""The program in Python of docs/train.md, run on rows of README; its run is audited, exported, refined."""
+"""The program in Python of docs/train.md, run on rows of README; its module is audited, and trained again."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
-import yaml
 
-from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions, audit
-from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting import AuditedWeights, VNetWeighting
 
-from .conftest import write_lines
+from .conftest import quiet_trainer, write_lines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,22 +31,34 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     page = (ROOT / "docs" / "train.md").read_text()
     [program] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in code]
     short = program.replace("max_epochs=1,", "max_steps=2, accelerator='cpu',")
-    exec(compile(short, "train.md", "exec"), {})
-    run = Path("runs/python")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["model"]["init_args"]["learning_rate"] == 5e-4 and config["trainer"]["max_steps"] == 2
-    assert config["model"]["init_args"]["weighting"]["class_path"].endswith("VNetWeighting")
-    module = PreferenceModule.load_from_checkpoint(run / "checkpoints" / "last.ckpt")  # without arguments
-    assert module.learning_rate == 5e-4 and module.vnet is not None
-    assert (run / "adapter/adapter_config.json").is_file()
+    names: dict[str, Any] = {}
+    exec(compile(short, "train.md", "exec"), names)
+    run, module, data = Path("runs/python"), names["module"], names["data"]
+    assert module.learning_rate == 5e-4 and (run / "adapter/adapter_config.json").is_file()
+    assert len(names["found"].table) == len(data.train_pairs) > 64
+    made = {file.name for file in (run / "audit").iterdir()}
+    assert {"pairs.parquet", "report.html"} <= made and not (run / "config.yaml").exists()
 
-    found = audit(str(run), options=AuditOptions("dpo", noise_rate=0.3))
-    assert len(found.table) == found.findings.pairs.shape[0] > 64
-    said = (run / "audit" / "report.html").read_text(encoding="utf-8")
+    found = audit(module, data, AuditOptions("probe", noise_rate=0.3, output="audit"))
+    said = Path("audit/report.html").read_text(encoding="utf-8")
     assert "labels are probably wrong, at a given rate of random flips of 30.0%" in said
-    cli.main(["export", str(run), "exported"])
-    said = r"The policy did not move: its validation loss is 0\.69\d\d and its KL to the reference \d"
-    with pytest.raises(UserError, match=said):
-        refine(str(run), labels="weights", noise_rate=0.3)
-    second = refine(str(run), labels="weights", noise_rate=0.3, scorer="policy", anyway=True)
-    assert json.loads((second / "summary.json").read_text())["steps"] == 2
+    u, by_policy = (each.table.set_index("id")["u"].sort_index() for each in (found, names["found"]))
+    pd.testing.assert_series_equal(u, by_policy)
+    weighting = AuditedWeights("audit/pairs.parquet", soft_labels=True)
+    second = PreferenceModule(PolicyModel("path/to/your/sft-model"), weighting=weighting)
+    trainer = quiet_trainer("second", [], max_steps=1)
+    trainer.fit(second, data)
+    last = "runs/python/checkpoints/last.ckpt"
+    model = PolicyModel("path/to/your/sft-model")
+    again = PreferenceModule.load_from_checkpoint(last, policy=model, weighting=VNetWeighting(every=10))
+    assert again.method == "pacmr" and again.vnet is not None
+    for wrong, options, said in (
+        ((module,), None, r"call audit\(module, datamodule\)"),
+        ((module, data), AuditOptions("dpo"), "scorer is dpo, which needs a run of pacmr fit"),
+        ((module, data), AuditOptions(dtype="float32"), "dtype is float32, but a module is audited as it is"),
+        ((second, data), AuditOptions(output="audit"), "was trained with the audit in its folder"),
+        (("runs/python",), None, r"calls pacmr_lightning\.audit\.audit\(module, datamodule\)"),
+        (("path/to/your/sft-model", data), None, "source is a datamodule, but run is path/to"),
+    ):
+        with pytest.raises(UserError, match=said):
+            audit(*wrong, options=options)

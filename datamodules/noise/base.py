@@ -10,7 +10,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from scipy.optimize import brentq
 
 from pacmr_lightning.errors import UserError, check_rates, check_within
-from pacmr_lightning.recorded import Recorded
 
 from ..reading import numbered_rows, response_texts
 from ..sampling import unit_hash
@@ -19,7 +18,7 @@ LOG_RANGE = 30.0
 """Temperatures and strengths are searched between exp(-30) and exp(30)."""
 
 
-class LabelNoise(Recorded, ABC):
+class LabelNoise(ABC):
     """Base class of label noise: the flip probability of each training pair."""
 
     rate: float | None = None

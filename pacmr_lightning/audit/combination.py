@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
-from ..datamodules.tokenized_pairs import part_lengths
+from ..datamodules.tokenized_pairs import as_trained, part_lengths
 
 VIEWS = ("reference_difference", "length_difference")
 """Columns that join u: nats and tokens, chosen minus rejected as trained."""
@@ -30,8 +30,9 @@ _SPREAD = np.array([0.3, 0.3, 0.3, 1.0])
 
 def views(pairs: Any, reference: np.ndarray) -> pd.DataFrame:
     """Return ``VIEWS`` of N ``TokenizedPairs`` from their (N, 2) reference log-probabilities."""
-    chosen, rejected = part_lengths(pairs.rows, "chosen_ids", "rejected_ids")
-    longer = (chosen - rejected) * np.where(pairs.swapped, -1, 1)
+    names = "chosen_ids", "rejected_ids"
+    lengths = as_trained(dict(zip(names, part_lengths(pairs.rows, *names), strict=True)), pairs.swapped)
+    longer = np.subtract(*(lengths[name] for name in names))
     found = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
     return pd.DataFrame(found, columns=list(VIEWS))
 

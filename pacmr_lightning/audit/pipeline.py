@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..datamodules import Source, pairs_of
+from ..datamodules import PreferenceDataModule, Source, pairs_of
 from ..datamodules.reading import readable_texts
 from ..errors import UserError
 from ..files import check_writable, expanded, local_path, write_frame, write_text
+from ..modules import PreferenceModule
 from ..policy.hub_access import similar_folder
 from ..runs.folder import AUDIT, CONFIG
 from ..waiting import waiting
@@ -19,8 +21,8 @@ from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .combination import ENOUGH, VIEWS, combined_score
 from .html_report import html_report
 from .manual_review import Decisions, Texts, random_sample
-from .options import AuditOptions
-from .scored_pairs import ScoredPairs, score_model, score_run
+from .options import OF_A_MODEL, OF_A_RUN, AuditOptions
+from .scored_pairs import ScoredPairs, score_fit, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
@@ -71,7 +73,9 @@ class AuditResult:
 
 
 def audit(
-    run: str | Path, source: Source | str | Path | None = None, options: AuditOptions | None = None
+    run: str | Path | PreferenceModule,
+    source: Source | str | Path | PreferenceDataModule | None = None,
+    options: AuditOptions | None = None,
 ) -> AuditResult:
     """Find suspected label errors among the training pairs of a finished run, or the pairs of a source.
 
@@ -89,17 +93,21 @@ def audit(
     {'chosen': ' a hollow 4', 'rejected': ' a golden 2'}
 
     Args:
-        run: folder of a finished preference run, labels as trained; with a source, folder or Hub id of a
-            model: a PEFT adapter or a whole model.
+        run: folder of a finished run of ``pacmr fit``, labels as trained; with a source, folder or Hub id of
+            a model: a PEFT adapter or a whole model; with a datamodule, the module that was fitted on it.
         source: pairs for a model: a file (JSON Lines, Parquet), the id of a dataset on the Hub, or a
-            ``datamodules.Source``.
+            ``datamodules.Source``. For a module, its datamodule.
         options: see ``AuditOptions``.
 
     Raises:
         UserError: options do not fit, or files are missing or do not fit.
     """
-    run = str(expanded(run))
     options = AuditOptions() if options is None else options
+    if isinstance(run, PreferenceModule):
+        return _audit_fit(run, source, options)
+    if isinstance(source, PreferenceDataModule):
+        raise UserError(f"source is a datamodule, but run is {run}; give the module that was fitted on it.")
+    run = str(expanded(run))
     is_run = (Path(run) / CONFIG).is_file()
     if source is not None and is_run:
         sft = Path(run) / "model"
@@ -119,6 +127,21 @@ def audit(
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     answers = (folder if source is not None else Path(run) / AUDIT) / ANSWERS
     return conclude(scored, run, folder, options, answers)
+
+
+def _audit_fit(module: PreferenceModule, data: Any, options: AuditOptions) -> AuditResult:
+    """Audit the training pairs of a module that a Python program has fitted."""
+    if not isinstance(data, PreferenceDataModule) or data.train_pairs is None:
+        raise UserError("A module is audited with the datamodule of its fit; call audit(module, datamodule).")
+    options.refuse((*OF_A_MODEL, *OF_A_RUN), "a module is audited as it is, with its datamodule's pairs")
+    if options.score == "dpo":
+        raise UserError("scorer is dpo, which needs a run of pacmr fit; use probe or policy for a module.")
+    run = local_path(module.trainer.default_root_dir)
+    folder = local_path(options.output or run / AUDIT)
+    check_writable("output", str(folder), folder)
+    noise = "" if data.noise is None else type(data.noise).__name__
+    scored = score_fit(module, data, run, replace(options, output=str(folder)), noise)
+    return conclude(scored, str(run), folder, options)
 
 
 def conclude(

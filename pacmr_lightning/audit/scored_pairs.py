@@ -18,6 +18,7 @@ from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..files import local_path
+from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
@@ -63,34 +64,54 @@ class ScoredPairs:
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
-    scorer: Scorer | None = options.score
     found = find_run(run, options.checkpoint)
-    weighting = (found.model["init_args"].get("weighting") or {}).get("init_args") or {}
-    used = filter(None, (weighting.get("audit"), found.data["init_args"].get("curriculum")))
-    if Path(options.output or "", "pairs.parquet").resolve() in [local_path(one).resolve() for one in used]:
-        raise UserError(f"{run} was trained with the audit in its folder; name another one with --output.")
-    choose = scorer is None and bool(weight_parts(run))
-    visits = read_weights(run) if choose else None
     module, data, updates = load_run(found, as_trained=True)
     with waiting("Reading the run's pairs"):
         data.setup("fit")
-    notes = _check_pairs(options, data.source, data.train_pairs)
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     folder, by_responses = Path(run) / AUDIT / FOLDER, groups if grouped else None
     cross_fit = CrossFit(found, data, updates, module.objective.beta, folder, by_responses)
+    if options.score == "dpo":
+        cross_fit.check()
+    scored = score_fit(module, data, Path(run), options, found.noise)
+    del module  # frees memory for the other policies
+    u = cross_fit.u() if scored.scorer == "dpo" else cross_fit.kept()
+    if u is not None:
+        scored.pairs["cross_fit_u"] = u.to_numpy()
+    return scored
+
+
+def score_fit(
+    module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions, noise: str
+) -> ScoredPairs:
+    """Score the training pairs of a module as trained, without cross-fitting.
+
+    Args:
+        module: the trained module.
+        data: its datamodule, with training pairs.
+        run: the trainer's ``default_root_dir``.
+        options: of the audit.
+        noise: name of the injected label noise, for a note.
+    """
+    scorer: Scorer | None = options.score
+    used = filter(None, (getattr(module.weighting, "audit", None), data.curriculum))
+    if Path(options.output or "", "pairs.parquet").resolve() in [local_path(one).resolve() for one in used]:
+        raise UserError(f"{run} was trained with the audit in its folder; name another one with --output.")
+    choose = scorer is None and bool(weight_parts(str(run)))
+    visits = read_weights(str(run)) if choose else None
+    notes = _check_pairs(options, data.source, data.train_pairs)
+    groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     if scorer == "probe":
         linear_probe.check_groups(groups)
-    elif scorer == "dpo":
-        cross_fit.check()
     data.fill_train_reference(ready(module))
-    pairs = last_pass(module, data.train_pairs).assign(prompt=groups)
+    pairs = last_pass(module, data.train_pairs).assign(prompt=groups, cross_fit_u=np.nan)
     pairs = pairs.join(views(data.train_pairs, data.train_pairs.reference))
     if data.annotators is not None:
         pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
     if scorer == "probe" or (choose and groups.max() + 1 >= linear_probe.FOLDS):
         pairs["probe_u"] = linear_probe.probe_log_odds(data.train_state_differences(module.policy), groups)
-    notes += [*_notes(found.noise, data), *grouped, *several]
+    notes += [*_notes(noise, data), *grouped, *several]
     if scorer is None:
         scorer = "policy"
         if "probe_u" in pairs and visits is not None:
@@ -98,11 +119,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
             notes.append(why)
     if scorer == "policy":
         notes.append(SEEN)
-    del module  # frees memory for the other policies
-    u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
-    pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
-    rows = data.source.load("train")
-    return ScoredPairs(pairs, scorer, rows, data.source, data.noise_flips, notes)
+    return ScoredPairs(pairs, scorer, data.source.load("train"), data.source, data.noise_flips, notes)
 
 
 def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:

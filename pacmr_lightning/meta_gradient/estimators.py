@@ -8,12 +8,11 @@ from torch.nn.utils import get_total_norm
 
 from ..errors import UserError, check_within
 from ..policy import Direction
-from ..recorded import Recorded
 from ..strategies.ranks import sum_over_ranks
 from .step_pairs import StepPairs
 
 
-class MetaGradientEstimator(Recorded, ABC):
+class MetaGradientEstimator(ABC):
     """Estimates c_i for N pairs, once per VNet update, on every rank.
 
     Args:

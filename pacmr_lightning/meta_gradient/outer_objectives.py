@@ -12,7 +12,6 @@ from torch import Tensor
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
 from ..policy import Direction, PolicyModel
-from ..recorded import Recorded
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
 
@@ -28,7 +27,7 @@ class OuterGradient:
     """Over all ranks."""
 
 
-class OuterObjective(Recorded, ABC):
+class OuterObjective(ABC):
     """A loss on the meta-batch whose gradient with respect to omega is d_meta.
 
     ``VNetWeighting`` calls it at each update, on every rank, with the policy at the virtual parameters.

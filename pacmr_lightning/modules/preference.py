@@ -1,7 +1,6 @@
 """PreferenceModule: policy, objective and weighting, trained by Algorithm 1 of Qu et al."""
 
 import math
-from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,6 @@ from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import check_savable, parameter_count
-from ..recorded import Recorded, as_config
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
@@ -38,7 +36,7 @@ CURVES = 20
 """Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
 
-class PreferenceModule(Recorded, TrainedOnly):
+class PreferenceModule(TrainedOnly):
     """Train a LoRA policy on preference pairs; a method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
@@ -388,10 +386,6 @@ class PreferenceModule(Recorded, TrainedOnly):
         """Keep trainable parameters only; add options, the reference's digest and learned state."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
-        if "_instantiator" not in self.hparams:  # from Python: as LightningCLI's, for load_from_checkpoint
-            with suppress(TypeError):  # an object keeps no record of its arguments
-                made = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
-                checkpoint["hyper_parameters"] |= as_config(self)["init_args"] | dict(self.hparams) | made
         checkpoint["options"] = self.options
         checkpoint["reference"] = self._reference_weights()
         checkpoint["weighting"] = self.weighting.state_dict()

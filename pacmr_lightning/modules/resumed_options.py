@@ -1,5 +1,6 @@
 """Options that decide a run's results: saved in checkpoints and compared on resuming."""
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 
 from ..errors import UserError
 from ..files import content_digest, local_path
@@ -44,7 +46,8 @@ def trainer_options(module: LightningModule) -> dict[str, Any]:
 def flat_options(name: str, value: Any) -> dict[str, Any]:
     """Return an option as plain values by dotted name.
 
-    A ``Recorded`` object has the arguments that it keeps under their names; a file its name and content.
+    An object has the arguments of its constructor that it keeps under their names; a file its name and
+    content.
     """
     # os.path, for which a long text is no file, and no error.
     if isinstance(value, str) and os.path.isfile(path := local_path(value)):
@@ -57,8 +60,9 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
         plain = [item if isinstance(item, (bool, int, float)) else str(item) for item in value]
         return {name: sorted(plain) if isinstance(value, set) else plain}
     else:
-        arguments = getattr(value, "made_with", None) or ()
-        items = [(f"{name}.{key}", getattr(value, key)) for key in arguments if hasattr(value, key)]
+        kinds = () if isinstance(value, (nn.Module, Tensor)) else type(value).__mro__[:-1]
+        keys = dict.fromkeys(key for kind in kinds for key in inspect.signature(kind.__init__).parameters)
+        items = [(f"{name}.{key}", getattr(value, key)) for key in keys if hasattr(value, key)]
     found = {} if isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:
         found |= flat_options(key, item)

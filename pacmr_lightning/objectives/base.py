@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import check_within
-from ..recorded import Stateful
 from ..rewards import Rewards
+from ..stateful import Stateful
 from ..strategies.ranks import sum_over_ranks
 
 

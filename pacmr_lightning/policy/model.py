@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
 from ..files import expanded
-from ..recorded import Recorded
 from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
@@ -65,7 +64,7 @@ class PolicyAndReference(NamedTuple):
     """(N,) the same KL, summed over the chosen response."""
 
 
-class PolicyModel(Recorded, nn.Module):
+class PolicyModel(nn.Module):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
     The base is frozen and the adapter starts as the identity, so a fresh policy equals the reference: the

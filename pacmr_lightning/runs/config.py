@@ -1,28 +1,22 @@
 """A run's configuration: resolved values of "auto", and ``config.yaml``."""
 
-import os
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, strategies
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 from ..errors import UserError
 from ..files import write_text
 from ..modules import PreferenceModule
-from ..modules.schedule import datamodule
 from ..modules.trainer_flags import OF_A_RUN
 from ..policy.numerics import base_dtype
-from ..recorded import as_config
 from .folder import CONFIG
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
-BY_PYTHON = "# Written by RunCheckpoint for a run that Python started.\n"
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -45,46 +39,6 @@ class SaveRunConfig(SaveConfigCallback):
             config.checkpoint.dirpath = None  # in the run's folder, wherever that is moved
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
             write_text(root / CONFIG, text)
-
-
-def write_config(trainer: Trainer, module: PreferenceModule) -> None:
-    """Write ``config.yaml`` of a run that Python started, which audit, refine and export read.
-
-    Its callbacks are those of this package, with their defaults. If an object of the run cannot be written, a
-    warning names it, and there is no file.
-    """
-    data = datamodule(trainer)
-    try:
-        sections = {"model": as_config(module), "data": as_config(data)}
-    except TypeError as error:
-        rank_zero_warn(f"No {CONFIG} is written, since {error}; so pacmr audit cannot take this run.")
-        return
-    chosen = {"learning_rate": module.learning_rate, "micro_batch_size": module.micro_batch_size}
-    sections["model"]["init_args"] |= chosen
-    recomputed = module.policy.gradient_checkpointing
-    sections["model"]["init_args"]["policy"]["init_args"]["gradient_checkpointing"] = recomputed
-    options = sections["data"]["init_args"]
-    if options.pop("tokenizer") != module.policy.name:
-        rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
-        return
-    options.pop("meta_every", None)  # linked to the weighting
-    names = ["max_epochs", "max_steps", "val_check_interval", "check_val_every_n_epoch", "precision"]
-    names += ["limit_train_batches", "limit_val_batches", "log_every_n_steps"]
-    settings: dict[str, Any] = {name: getattr(trainer, name) for name in names}
-    callbacks: Any = vars(trainer)["callbacks"]  # Lightning sets it elsewhere, without a type
-    own = [type(one) for one in callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")]
-    paths = [f"{kind.__module__}.{kind.__qualname__}" for kind in own if kind.__name__ != "RunCheckpoint"]
-    settings["callbacks"] = [{"class_path": path} for path in paths]
-    settings["default_root_dir"] = str(trainer.default_root_dir)
-    seed = os.environ.get("PL_GLOBAL_SEED")
-    config = {"seed_everything": int(seed) if seed else True, **sections, "trainer": settings}
-    path = Path(trainer.default_root_dir) / CONFIG
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(BY_PYTHON):
-        rank_zero_warn(
-            f"{path} is there already and is kept; give the trainer a default_root_dir of its own."
-        )
-        return
-    write_text(path, BY_PYTHON + yaml.safe_dump(config, sort_keys=False))
 
 
 def check_flags(config: Namespace) -> None:

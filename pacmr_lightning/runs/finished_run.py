@@ -51,7 +51,10 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
     """Return the run in a folder, with the named checkpoint; UserError if it is no preference run."""
     path = local_path(folder) / CONFIG
     if not path.is_file():
-        raise UserError(f"{path} does not exist; name the folder of a run that pacmr fit has trained.")
+        raise UserError(
+            f"{path} does not exist; name the folder of a run that pacmr fit has trained. A Python program "
+            "calls pacmr_lightning.audit.audit(module, datamodule) after its fit."
+        )
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, data, trainer = (config[section] for section in ("model", "data", "trainer"))

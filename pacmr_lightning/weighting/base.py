@@ -14,8 +14,8 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..objectives import Objective
-from ..recorded import Stateful
 from ..rewards import Rewards
+from ..stateful import Stateful
 
 
 @dataclass

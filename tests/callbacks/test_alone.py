@@ -23,7 +23,7 @@ LEFT = {
     "KLGuard": ({"val/guard/kl"}, set()),
     "LogProgress": (set(), set()),
     "NoiseMask": (set(), {"noise_mask.parquet"}),
-    "RunCheckpoint": (set(), {"checkpoints/last.ckpt", "config.yaml"}),
+    "RunCheckpoint": (set(), {"checkpoints/last.ckpt"}),
     "RunSummary": (set(), {"summary.json"}),
     "SampleResponses": ({"responses/text_summary"}, {"responses.jsonl"}),
     "SequenceKL": (SAMPLED, set()),
