@@ -223,7 +223,7 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return chosen - rejected
 
 
-def as_trained(columns: Mapping[str, Sequence[Any]], swapped: Sequence[bool]) -> dict[str, list[Any]]:
+def as_trained(columns: Mapping[str, Any], swapped: Sequence[bool]) -> dict[str, list[Any]]:
     """Return columns of N rows, with the other label where ``swapped``: flips are applied here alone."""
     found = {name: list(values) for name, values in columns.items()}
     for one, other in _SIDES:

@@ -30,9 +30,9 @@ _SPREAD = np.array([0.3, 0.3, 0.3, 1.0])
 
 def views(pairs: Any, reference: np.ndarray) -> pd.DataFrame:
     """Return ``VIEWS`` of N ``TokenizedPairs`` from their (N, 2) reference log-probabilities."""
-    names = "chosen_ids", "rejected_ids"
-    lengths = as_trained(dict(zip(names, part_lengths(pairs.rows, *names), strict=True)), pairs.swapped)
-    longer = np.subtract(*(lengths[name] for name in names))
+    chosen, rejected = part_lengths(pairs.rows, "chosen_ids", "rejected_ids")
+    lengths = as_trained({"chosen": chosen, "rejected": rejected}, pairs.swapped)
+    longer = np.subtract(lengths["chosen"], lengths["rejected"])
     found = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
     return pd.DataFrame(found, columns=list(VIEWS))
 

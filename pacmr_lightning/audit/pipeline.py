@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..files import check_writable, expanded, local_path, write_frame, write_text
 from ..modules import PreferenceModule
 from ..policy.hub_access import similar_folder
-from ..runs.folder import AUDIT, CONFIG
+from ..runs.folder import AUDIT, AUDITED_PAIRS, CONFIG
 from ..waiting import waiting
 from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
@@ -187,7 +187,7 @@ def conclude(
     with waiting("Writing the report"):
         shown = {pair: texts[pair] for pair in listed}
         page = html_report(findings, run, shown, notes, followed, drawn, tables.get("judges"))
-    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
+    files = {name: folder / name for name in (AUDITED_PAIRS, *(f"{name}.csv" for name in tables))}
     for path in files.values():
         write_frame(path, tables[path.stem])
     files["report.html"] = folder / "report.html"

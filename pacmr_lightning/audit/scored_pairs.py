@@ -22,7 +22,7 @@ from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
-from ..runs.folder import AUDIT, read_weights, weight_parts
+from ..runs.folder import AUDIT, AUDITED_PAIRS, read_weights, weight_parts
 from ..waiting import waiting
 from . import linear_probe
 from .agreement import Votes
@@ -95,7 +95,7 @@ def score_fit(
     """
     scorer: Scorer | None = options.score
     used = filter(None, (getattr(module.weighting, "audit", None), data.curriculum))
-    if Path(options.output or "", "pairs.parquet").resolve() in [local_path(one).resolve() for one in used]:
+    if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(one).resolve() for one in used]:
         raise UserError(f"{run} was trained with the audit in its folder; name another one with --output.")
     choose = scorer is None and bool(weight_parts(str(run)))
     visits = read_weights(str(run)) if choose else None
@@ -233,7 +233,7 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     ids = pairs.rows["id"][:]
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
-    table = Path(options.output or "") / "pairs.parquet"
+    table = Path(options.output or "", AUDITED_PAIRS)
     source.refuse_own("output", table)
     cleaned = source.check_output(options.cleaned or str(table.with_name(source.cleaned_name)))
     if cleaned.resolve() == table.resolve():

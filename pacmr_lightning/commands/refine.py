@@ -19,7 +19,7 @@ from ..files import check_writable, content_digest, local_path, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun, find_run
-from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG, SUMMARY, read_summary, unmoved
+from ..runs.folder import AUDIT, AUDITED_PAIRS, CHECKPOINTS, CONFIG, SUMMARY, read_summary, unmoved
 from ..runs.loggers import loggers_of_another
 from .audit import show
 from .compare import compare
@@ -126,7 +126,7 @@ def refine(
     )
     _audit_first(run, folder, asked, options, needs_p=labels != "easiest" and not anyway)
     if not (folder / SUMMARY).exists():
-        use = _use(labels, audited / "pairs.parquet", easiest)
+        use = _use(labels, audited / AUDITED_PAIRS, easiest)
         if "reference" in first.data["init_args"]:
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))

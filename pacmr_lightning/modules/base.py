@@ -7,11 +7,9 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import UserError, check_within
-from ..policy import Direction
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
@@ -96,14 +94,15 @@ class TrainedOnly(LightningModule):
         return found
 
 
-def check_finite(losses: Tensor, gradient: Direction, ids: Sequence[str] = (), of: str = "loss") -> None:
-    """Raise UserError on all ranks if a loss, or the gradient, is not finite on one of them.
+def check_finite(
+    losses: Tensor, norm: Tensor | None = None, ids: Sequence[str] = (), of: str = "loss"
+) -> None:
+    """Raise UserError on all ranks if a loss, or the gradient's norm if given, is not finite on one of them.
 
-    ``losses`` are (N,) with ``ids``, or 0-dim; an empty ``gradient`` is not checked. ``of`` names the losses.
+    ``losses`` are (N,) with ``ids``, or 0-dim. ``of`` names them.
     """
     bad = ~torch.isfinite(losses)
-    norm = get_total_norm(gradient.values()) if gradient else losses.new_zeros(())
-    count = torch.stack([bad.any(), ~norm.isfinite()]).float()
+    count = torch.stack([bad.any(), bad.any() if norm is None else ~norm.isfinite()]).float()
     sum_over_ranks([count])
     if not count.any():
         return

@@ -287,9 +287,10 @@ class PreferenceModule(TrainedOnly):
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
         inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
         self.outer_values = values or self.outer_values
-        self._observe(train, inner)
+        norm = get_total_norm(inner.gradient.values())
+        self._observe(train, inner, norm)
         if self.max_grad_norm is not None:
-            scale = self.max_grad_norm / (get_total_norm(inner.gradient.values()) + 1e-6)
+            scale = self.max_grad_norm / (norm + 1e-6)
             torch._foreach_mul_(list(inner.gradient.values()), scale.clamp(max=1.0))
         set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
@@ -314,15 +315,14 @@ class PreferenceModule(TrainedOnly):
             )
         return batch.train[:0]
 
-    def _observe(self, train: PairBatch, inner: WeightedGradient) -> None:
+    def _observe(self, train: PairBatch, inner: WeightedGradient, norm: Tensor) -> None:
         """Check the step's values, and pass them to objective, weighting and metrics."""
         rewards, losses = inner.rewards, inner.losses
-        check_finite(losses, inner.gradient, train.ids)
+        check_finite(losses, norm, train.ids)
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
             losses = self.objective.group_value(losses).expand_as(losses)
-        norm = get_total_norm(inner.gradient.values())
         self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm})
         floor = None if self.weighting.soft_labels else getattr(self.weighting, "floor", 0.0)
         self.weight_statistics.add(inner.weights, train.flipped, floor)
@@ -368,7 +368,7 @@ class PreferenceModule(TrainedOnly):
         split = "test" if self.trainer.testing else "val"
         found = self.held_out_means.compute()
         lost = torch.tensor(math.nan, device=self.device)  # the mean is left out if it is not finite
-        check_finite(found.get("loss", lost), {}, of=f"{split} loss")
+        check_finite(found.get("loss", lost), of=f"{split} loss")
         for name, value in found.items():
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)

@@ -61,7 +61,8 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
         return {name: sorted(plain) if isinstance(value, set) else plain}
     else:
         kinds = () if isinstance(value, (nn.Module, Tensor)) else type(value).__mro__[:-1]
-        keys = dict.fromkeys(key for kind in kinds for key in inspect.signature(kind.__init__).parameters)
+        made = [kind.__init__ for kind in kinds]  # type: ignore[misc]
+        keys = dict.fromkeys(key for each in made for key in inspect.signature(each).parameters)
         items = [(f"{name}.{key}", getattr(value, key)) for key in keys if hasattr(value, key)]
     found = {} if isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import get_total_norm
 from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -214,10 +215,10 @@ class SFTModule(TrainedOnly):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop all ranks before an update whose loss or gradient is not finite."""
         assert self._update_loss is not None
-        gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
         # A scaler of float16 tries scales, and skips an update whose gradient overflows.
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        check_finite(self._update_loss, {} if scaled else gradients)
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        check_finite(self._update_loss, None if scaled else get_total_norm(gradients))
         self._update_loss = None
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -228,7 +229,7 @@ class SFTModule(TrainedOnly):
     def on_validation_epoch_end(self) -> None:
         """Log the perplexity; stop all ranks if the validation loss is not finite."""
         loss = self.val_loss.compute()
-        check_finite(loss, {}, of="validation loss")
+        check_finite(loss, of="validation loss")
         self.log("val/perplexity", loss.exp(), sync_dist=True)
 
     def on_fit_start(self) -> None:

@@ -14,6 +14,7 @@ own, since most of it would vanish in the rounded sum of both.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class PolicyLora(nn.Module):
     """False where the base's output is kept for backward, and may not be written."""
     compute_dtype: torch.dtype | None = None
     """The dtype of the products where the input has it; else they are in that of the weights."""
+    calls: list[tuple[weakref.ref[Tensor], list[PolicyLora]]] | None = None
+    """If set, a call is added: inputs in turn, each with the layers that were given it one by one."""
     shared: SharedInput | None = None
     """The layers that have this one's input after it."""
     copies: Sequence[Sequence[Tensor]] | None = None
@@ -97,6 +100,10 @@ class PolicyLora(nn.Module):
 
     def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Return (..., out) in the base's dtype."""
+        if self.calls is not None:
+            if not self.calls or self.calls[-1][0]() is not x:
+                self.calls.append((weakref.ref(x), []))
+            self.calls[-1][1].append(self)
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
             return super().forward(x, *args, **options)
         if not self.enabled:

@@ -316,7 +316,7 @@ class PolicyModel(nn.Module):
     def single_gradients(self, rows: Rows, direction: Direction | None = None) -> Iterator[Direction]:
         """Take each pair's gradient of a sum over N pairs, from one forward and one backward pass inside.
 
-        Yields (N, *shape) gradients by adapter parameter, filled at the end, or (N,) products with a
+        Yields (N, ...) gradients by adapter parameter, filled at the end, or (N,) products with a
         ``direction``. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
         found: Direction = {}

@@ -1,17 +1,14 @@
 """Self-check of attention and token layout on the longest and shortest pairs."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
@@ -30,7 +27,7 @@ from .attention import (
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
-from .lora_layer import share_inputs
+from .lora_layer import PolicyLora, share_inputs
 from .positions import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of, wide
 
@@ -127,18 +124,10 @@ class _PairCheck:
         Layers that it calls one after the other with the same tensor are computed together afterwards.
         """
         model, name = self.model, type(self.model).__name__
-        calls: list[tuple[weakref.ref[Tensor], list[str]]] = []
-        layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, LoraLayer)}
-
-        def note(key: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if not calls or calls[-1][0]() is not inputs[0]:
-                calls.append((weakref.ref(inputs[0]), []))
-            calls[-1][1].append(key)
-
-        handles = [
-            layer.register_forward_hook(partial(note, key))  # type: ignore[attr-defined]
-            for key, layer in layers.items()
-        ]
+        layers = {layer: key for key, layer in model.named_modules() if isinstance(layer, PolicyLora)}
+        calls: list[Any] = []
+        for layer in layers:
+            layer.calls = calls
         try:
             truth = self._computed(None)
             ahead = self._looks_ahead()
@@ -151,15 +140,15 @@ class _PairCheck:
                 f"some of [{', '.join(linear_names(model))}], or name another model."
             ) from None
         finally:
-            for handle in handles:
-                handle.remove()
+            for layer in layers:
+                layer.calls = None
         if ahead > TOLERANCE[model.dtype]:
             raise UserError(
                 f"The predictions of {name} change by {ahead:.1e} nats per token with the tokens after them; "
                 "name a causal language model (a decoder)."
             )
-        groups = dict.fromkeys(tuple(names) for _, names in calls)
-        if unused := sorted(layers.keys() - {*chain.from_iterable(groups)}):
+        groups = dict.fromkeys(tuple(layers[layer] for layer in called) for _, called in calls)
+        if unused := sorted({*layers.values()} - {*chain.from_iterable(groups)}):
             last = {key.rpartition(".")[2] for key in unused}
             others = [each for each in linear_names(model) if each not in last]
             raise UserError(

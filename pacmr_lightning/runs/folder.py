@@ -20,6 +20,7 @@ CHECKPOINTS = "checkpoints"  # default folder
 ANALYSIS = "analysis"  # figures, and their values
 WEIGHT_GAP_TABLE = f"{ANALYSIS}/weight-gap.csv"  # mean weights by flip
 AUDIT = "audit"  # default folder of the run's audit
+AUDITED_PAIRS = "pairs.parquet"  # an audit's table
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # injected label noise
 RESPONSES = "responses.jsonl"  # to a few fixed prompts during training
