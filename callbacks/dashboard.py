@@ -68,7 +68,7 @@ def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float
     data, weighting = datamodule(trainer), cast(Any, getattr(pl_module, "weighting", None))
     policy, objective = (getattr(pl_module, name, None) for name in ("policy", "objective"))
     outer = getattr(weighting, "outer", None)
-    found = {
+    settings = {
         "method": getattr(pl_module, "method", None),
         "task": getattr(data, "task", None),
         "model": getattr(policy, "name", None),
@@ -80,11 +80,11 @@ def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float
         "lora_rank": (getattr(policy, "lora", None) or {}).get("r"),
     }
     if getattr(weighting, "vnet", None) is not None:
-        found |= {
+        settings |= {
             "vnet_learning_rate": getattr(weighting, "learning_rate", None),
             "vnet_every": weighting.every,
             "vnet_tau": getattr(outer, "tau", None),
             "vnet_estimator": type(getattr(weighting, "estimator", None)).__name__,
             "vnet_outer": type(outer).__name__,
         }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}

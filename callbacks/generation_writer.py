@@ -82,9 +82,9 @@ class GenerationWriter(BasePredictionWriter):
         if self._store is None:
             return
         keys = self._keys(batch)
-        found = self._store.get(keys)
-        if all(key in found for key in keys):
-            batch.answers = [Response(**found[key]) for key in keys]
+        answers = self._store.get(keys)
+        if all(key in answers for key in keys):
+            batch.answers = [Response(**answers[key]) for key in keys]
 
     def write_on_batch_end(
         self,
@@ -113,11 +113,11 @@ class GenerationWriter(BasePredictionWriter):
         assert self._store is not None
         self._store.close()
         parts = on_all_ranks([(self._rows, self._stored)])
-        found = {place: row for rows, _ in parts for place, row in rows.items()}
+        by_place = {place: row for rows, _ in parts for place, row in rows.items()}
         stored = sum(count for _, count in parts)
         if not trainer.is_global_zero:
             return
-        rows = [found[place] for place in sorted(found)]
+        rows = [by_place[place] for place in sorted(by_place)]
         write_json_lines(self._path, rows)
         cut = sum(row["finish_reason"] == "length" for row in rows)
         earlier = f"; {stored} came from an earlier run" if stored else ""

@@ -115,7 +115,7 @@ class LogProgress(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the last metrics on rank 0, and the update of their validation if it is an earlier one."""
         if trainer.is_global_zero:
-            found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
-            if "val/" in found and self._validated != trainer.global_step:
-                found += f" (val/... after update {self._validated:,})"
-            print(f"{trainer.global_step:,} updates done" + (f": {found}" if found else ""), file=sys.stderr)
+            text = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
+            if "val/" in text and self._validated != trainer.global_step:
+                text += f" (val/... after update {self._validated:,})"
+            print(f"{trainer.global_step:,} updates done" + (f": {text}" if text else ""), file=sys.stderr)

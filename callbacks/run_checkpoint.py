@@ -137,18 +137,18 @@ class RunCheckpoint(ModelCheckpoint):
         """Note which state was validated; refuse metrics that the run does not log, if possible at once."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        found = trainer.callback_metrics
+        metrics = trainer.callback_metrics
         # Lightning sets log_every_n_steps without declaring it.
         trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
-        self._check_logged(found, self._in_name, f"checkpoint.filename is {self.filename}", trained)
+        self._check_logged(metrics, self._in_name, f"checkpoint.filename is {self.filename}", trained)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if (name := getattr(callback, "monitor", None)) and getattr(callback, "strict", True):
                 own = callback is self  # others look for themselves, where they need the value
                 owner = "checkpoint" if own else type(callback).__name__
-                self._check_logged(found, {name}, f"{owner}.monitor is {name}", trained and own)
+                self._check_logged(metrics, {name}, f"{owner}.monitor is {name}", trained and own)
         if not trainer.sanity_checking:
             self._validated = trainer.global_step
-            self._of_validation |= found.get(self.monitor or "") is not self._before
+            self._of_validation |= metrics.get(self.monitor or "") is not self._before
 
     def _check_logged(self, found: dict[str, Any], names: set[str], given: str, trained: bool = True) -> None:
         """Refuse a ``given`` option with a metric that is not in ``found`` although it could be."""

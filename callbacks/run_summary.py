@@ -145,8 +145,8 @@ class RunSummary(VisitsCallback):
     def _last_metrics(self, trainer: Trainer) -> dict[str, float]:
         """Return the last metrics that are no curves of training, from before a resume or since."""
         kinds = ("val/", f"{PAIR_WEIGHTS}/")
-        found = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(kinds)}
-        return dict(sorted((self._metrics | found).items()))
+        metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(kinds)}
+        return dict(sorted((self._metrics | metrics).items()))
 
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:

@@ -63,7 +63,7 @@ def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> 
 
 def verbatim(text: str) -> str:
     """Return Markdown that shows a text as it is in a table's cell."""
-    marks = re.sub(r"[^\w\s.,;:?'\"()/+=-]|_", lambda found: f"&#{ord(found[0])};", text)
+    marks = re.sub(r"[^\w\s.,;:?'\"()/+=-]|_", lambda match: f"&#{ord(match[0])};", text)
     return "<br>".join(marks.splitlines())
 
 

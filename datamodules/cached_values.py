@@ -105,8 +105,8 @@ def cached_values(
                 with replacing(files[start + rank]) as temporary, open(temporary, "wb") as file:
                     np.save(file, np.concatenate(values))
     barrier()
-    found = np.concatenate([_read(file, len(part)) for file, part in zip(files, parts, strict=True)])
-    return found[np.argsort(order)]
+    all_values = np.concatenate([_read(file, len(part)) for file, part in zip(files, parts, strict=True)])
+    return all_values[np.argsort(order)]
 
 
 def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:

@@ -67,11 +67,11 @@ def messages_of(value: object) -> object:
         return value
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(value.strip())
+            parsed = read(value.strip())
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
-        messages = found if isinstance(found, list) else [found]
-        return found if messages and all(map(_is_message, messages)) else value
+        messages = parsed if isinstance(parsed, list) else [parsed]
+        return parsed if messages and all(map(_is_message, messages)) else value
     if _LIKE_MESSAGES.match(value):  # as NumPy writes them, without commas
         raise ValueError(
             f"{value[:80]!r}..., which looks like a list of chat messages but cannot be read; write "
@@ -98,8 +98,8 @@ def _is_message(value: object) -> bool:
 
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
     """Return ``apply_chat_template`` options of a row's JSON ``tools`` and ``chat_template_kwargs``."""
-    found = {} if tools is None else {"tools": json.loads(tools)}
-    return found if options is None else found | json.loads(options)
+    arguments = {} if tools is None else {"tools": json.loads(tools)}
+    return arguments if options is None else arguments | json.loads(options)
 
 
 def decode_messages(text: str) -> Messages:

@@ -32,9 +32,9 @@ _AT_A_TIME = 1000
 def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
     """Write rows of a source in this package's columns; see ``Source.write_cleaned``."""
     _check_ids(name, rows["id"][:], drop | flip)
-    found = zip(rows["id"][:], rows["reason"][:], rows["chat"][:], strict=True)
+    triples = zip(rows["id"][:], rows["reason"][:], rows["chat"][:], strict=True)
     # They have no prompt, and a file has one in all rows or in none.
-    if out := {pair for pair, why, chat in found if why == NO_COMMON_PROMPT and not chat}:
+    if out := {pair for pair, why, chat in triples if why == NO_COMMON_PROMPT and not chat}:
         print(f"{len(out):,} rows without a common prompt are left out, as in training.")
     drop = drop | out
     return write_rows(
@@ -76,15 +76,15 @@ def exchanged(row: dict[str, Any], names: Iterable[str] | None = None) -> dict[s
     """
     known = frozenset(row if names is None else names)
     places = dict.fromkeys(each for name in row for each in (name, _partner(name, known)))
-    found = {name: row[other] for name in places if (other := _partner(name, known)) in row}
-    for name, value in found.items():
+    swapped = {name: row[other] for name in places if (other := _partner(name, known)) in row}
+    for name, value in swapped.items():
         if name in OPPOSITES and value is not None:
             if isinstance(value, str):
                 value = PREFERENCES.optional[name](value)
-            found[name] = not value if isinstance(value, bool) else 1 - value
+            swapped[name] = not value if isinstance(value, bool) else 1 - value
         elif _is_difference(name, known):
-            found[name] = _negated(value)
-    return found
+            swapped[name] = _negated(value)
+    return swapped
 
 
 def _negated(value: Any) -> Any:
@@ -99,8 +99,8 @@ def _partner(name: str, names: frozenset[str]) -> str:
     return other if other in names else name
 
 
-def _other_side(found: re.Match[str]) -> str:
-    word = found[0]
+def _other_side(match: re.Match[str]) -> str:
+    word = match[0]
     other = _OTHER[word.lower()]
     return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
 
@@ -154,8 +154,8 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a ``Source`` as in a file: messages as lists, ``tools`` as JSON text."""
     about = ("chat", "template_fields", "unread", "like_messages", "texts", "reason")
-    found = {name: value for name, value in row.items() if value is not None and name not in about}
+    plain = {name: value for name, value in row.items() if value is not None and name not in about}
     for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
-        if name in found and (row["chat"] or name == "chat_template_kwargs"):
-            found[name] = json.loads(found[name])
-    return found
+        if name in plain and (row["chat"] or name == "chat_template_kwargs"):
+            plain[name] = json.loads(plain[name])
+    return plain

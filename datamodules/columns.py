@@ -86,8 +86,8 @@ def _label(value: object) -> str | None:
 def _tools(value: Any) -> str | None:
     """Return the JSON of a list of tools' JSON schemas; the list or each tool may be JSON text."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in found or ()]
+        parsed = json.loads(value) if isinstance(value, str) else value
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in parsed or ()]
     except (ValueError, TypeError):
         tools = [None]
     if not all(isinstance(tool, dict) for tool in tools):
@@ -97,15 +97,15 @@ def _tools(value: Any) -> str | None:
 
 def _template_kwargs(value: Any) -> str | None:
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        arguments = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = value
-    if not isinstance(found, dict | None) or not _SET_HERE.isdisjoint(found or ()):
+        arguments = value
+    if not isinstance(arguments, dict | None) or not _SET_HERE.isdisjoint(arguments or ()):
         raise ValueError(
             f"{value!r}, but it must be an object with arguments of the chat template, such as "
             f'{{"enable_thinking": false}}, and without {", ".join(sorted(_SET_HERE))}'
         )
-    return json.dumps(found, ensure_ascii=False, default=str) if found else None
+    return json.dumps(arguments, ensure_ascii=False, default=str) if arguments else None
 
 
 def _flag(value: object) -> bool:
@@ -119,13 +119,13 @@ def _flag(value: object) -> bool:
 def _number(
     value: object, largest: float = sys.float_info.max, what: str = "a number of at least 0"
 ) -> float:
-    found = value
-    if isinstance(found, (str, Decimal)):
+    number = value
+    if isinstance(number, (str, Decimal)):
         with suppress(ValueError):
-            found = float(found)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= largest:
+            number = float(number)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= largest:
         raise ValueError(f"{value!r}, but it must be {what}")
-    return float(found)
+    return float(number)
 
 
 def _probability(value: object) -> float:
@@ -202,9 +202,9 @@ class Columns:
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
-                found = ", ".join(map(repr, row)) or "none"
+                names = ", ".join(map(repr, row)) or "none"
                 raise UserError(
-                    f"{place} has no {name!r} (columns found: {found}), or its value is null, as an empty "
+                    f"{place} has no {name!r} (columns found: {names}), or its value is null, as an empty "
                     f"cell of CSV is; rename the column (or --source.columns '{{{name}: ITS_NAME}}' of "
                     "HubPreferences), write a text, or remove the row."
                 )

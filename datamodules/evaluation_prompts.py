@@ -52,9 +52,9 @@ class EvaluationPrompt:
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
     """Return ``count`` distinct evaluation prompts (None: all), whose draw depends on them and the seed."""
     # The same messages with other tools are another prompt.
-    found: dict[str, EvaluationPrompt] = {}
+    distinct: dict[str, EvaluationPrompt] = {}
     if source.prompts is not None:
-        found = {text: EvaluationPrompt(text_hash(text), text) for text in source.prompts if text.strip()}
+        distinct = {text: EvaluationPrompt(text_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
         columns = ("id", "prompt", "chosen", "chat", "reason", *TEMPLATE_COLUMNS)
@@ -64,17 +64,17 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
                 given = {column: json.loads(text) for column, text in parts if text is not None}
                 answer = decode_messages(chosen)[0] if chat else {}
                 key = "".join([prompt, *filter(None, texts)])
-                found.setdefault(key, EvaluationPrompt(name, prompt, chat, answer, given))
-    if not found:
+                distinct.setdefault(key, EvaluationPrompt(name, prompt, chat, answer, given))
+    if not distinct:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
-    hashes = [text_hash(text) for text in found]
-    asked, count = count, min(count or len(found), len(found))
-    drawn = stratified_sample(hashes, [None] * len(found), count, seed)
-    if count < len(found):
-        rank_zero_info(f"{source.name}: {count:,} of {len(found):,} prompts, drawn with seed {seed}.")
+    hashes = [text_hash(text) for text in distinct]
+    asked, count = count, min(count or len(distinct), len(distinct))
+    drawn = stratified_sample(hashes, [None] * len(distinct), count, seed)
+    if count < len(distinct):
+        rank_zero_info(f"{source.name}: {count:,} of {len(distinct):,} prompts, drawn with seed {seed}.")
     elif asked is not None and asked > count:
         rank_zero_info(f"{source.name} has {count:,} distinct prompts, fewer than the {asked:,} asked for.")
-    prompts = list(found.values())
+    prompts = list(distinct.values())
     return [prompts[i] for i in drawn]
 
 

@@ -65,10 +65,10 @@ class AnthropicHH(RowsBySplit, Source):
     def prompts(self) -> list[str]:  # type: ignore[override]
         """Distinct prompts of the test split; with ``single_turn`` only those with one human turn."""
         rows = values_of(self.read("test"), "prompt", "reason")
-        found = dict.fromkeys(prompt for prompt, reason in rows if reason is None)
+        prompts = dict.fromkeys(prompt for prompt, reason in rows if reason is None)
         # Each has both marks at least once.
-        turns = {prompt: prompt.count(HUMAN) + prompt.count(ASSISTANT) for prompt in found}
-        return [prompt for prompt in found if not self.single_turn or turns[prompt] == 2]
+        turns = {prompt: prompt.count(HUMAN) + prompt.count(ASSISTANT) for prompt in prompts}
+        return [prompt for prompt in prompts if not self.single_turn or turns[prompt] == 2]
 
 
 class HHCompletions(Completions):

@@ -86,20 +86,20 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
             if key is not None:  # other splits may have other columns
                 read = "csv"
                 options |= {"name": None, "data_dir": None, "data_files": {split: files}}
-        found = load_dataset(read, split=split, **options)
+        dataset = load_dataset(read, split=split, **options)
     except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(cause)}); give a Hub "
             "id or a folder, a subset and a split that exist, or fetch it again if it is broken."
         ) from None
-    for name, feature in found.features.items() if isinstance(config, JsonConfig) else ():
+    for name, feature in dataset.features.items() if isinstance(config, JsonConfig) else ():
         if name in _TEXTS and "timestamp" in str(feature):
             raise UserError(
                 f"{where} has the column {name!r}, whose texts the library datasets reads as dates; fetch "
                 "its files into a folder (hf download --repo-type dataset), and give the folder."
             )
-    return SplitRows.of_dataset(place, found, key)
+    return SplitRows.of_dataset(place, dataset, key)
 
 
 _TEXTS = ("prompt", "chosen", "rejected", "completion", "augmented_prompt", "messages")
@@ -140,11 +140,11 @@ def convert(
     """
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        for found, row in parts:
-            for place, values in found.read(names or found.names):
+        for split, row in parts:
+            for place, values in split.read(names or split.names):
                 yield place, row(values)
 
-    return written_once(rows, columns, name, repr([key, *(found.key for found, _ in parts)]))
+    return written_once(rows, columns, name, repr([key, *(split.key for split, _ in parts)]))
 
 
 class _HubRows(RowsBySplit):
@@ -188,29 +188,29 @@ class _HubRows(RowsBySplit):
 
     def read(self, place: str) -> Dataset:
         """Return the rows of the dataset's split ``place``."""
-        found = load_split(self.path, place, self.subset)
+        split = load_split(self.path, place, self.subset)
         for ours, theirs in self.names.items():
-            if theirs is not None and theirs not in found.names:
+            if theirs is not None and theirs not in split.names:
                 raise UserError(
                     f"columns has {ours}: {theirs!r}, but {self.path} has the columns "
-                    f"{', '.join(found.names)}."
+                    f"{', '.join(split.names)}."
                 )
-        given = {name: name for name in self.known if name in found.names} | self.names
+        given = {name: name for name in self.known if name in split.names} | self.names
         names = {ours: theirs for ours, theirs in given.items() if theirs is not None}
         for name in self.columns.responses:
             if name not in names:
                 raise UserError(
-                    f"{self.path} has no column {name!r}, but {', '.join(found.names)}; name it, "
+                    f"{self.path} has no column {name!r}, but {', '.join(split.names)}; name it, "
                     f"as in --source.columns '{{{name}: response_j}}' does for a column response_j."
                 )
-        others = [name for name in found.names if name not in (*names.values(), *self.known)]
+        others = [name for name in split.names if name not in (*names.values(), *self.known)]
 
         def row(values: dict[str, Any]) -> dict[str, Any]:
             unread = {name: values.get(name, "not read") for name in others}
             return unread | {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
 
         key = repr(sorted(names.items()))
-        return convert([(found, row)], self.columns, self.path, key, list(names.values()))
+        return convert([(split, row)], self.columns, self.path, key, list(names.values()))
 
 
 class HubPreferences(_HubRows, Source):

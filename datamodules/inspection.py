@@ -51,12 +51,12 @@ def inspect_pairs(
         split: pd.DataFrame(([*map(hash, row)] for row in row_bytes(rows, *_COLUMNS)), columns=_PARTS)
         for split, (rows, _) in kept.items()
     }
-    found: dict[Split, dict[str, Any]] = {}
+    numbers: dict[Split, dict[str, Any]] = {}
     for split, other in zip(splits, splits[::-1], strict=True):
         (rows, counts), table = kept[split], hashes[split]
         lengths = pd.DataFrame(part_lengths(rows, *_COLUMNS).T, columns=_PARTS)
         chosen, rejected = lengths["chosen"], lengths["rejected"]
-        found[split] = {
+        numbers[split] = {
             "counts": counts,
             "prompts": table["prompt"].nunique(),
             "in_other_split": int(table["prompt"].isin(hashes[other]["prompt"]).sum()),
@@ -69,7 +69,7 @@ def inspect_pairs(
             "repeats": count_repeats(table),
             "warnings": list(token_warnings(tokenizer, read[split], rows, split)),
         }
-    return found, TokenizedPairs(kept["train"][0], tokenizer.pad_token_id)
+    return numbers, TokenizedPairs(kept["train"][0], tokenizer.pad_token_id)
 
 
 def count_repeats(table: pd.DataFrame) -> dict[str, int]:

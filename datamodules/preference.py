@@ -216,28 +216,28 @@ class PreferenceDataModule(LightningDataModule):
             return self._filled.pop(split)
         if split == "clean_meta":
             assert self.clean_meta is not None
-            found = self.clean_meta.load_all()
+            raw = self.clean_meta.load_all()
         else:
-            found = self.source.load("train" if split == "train" else "validation")
+            raw = self.source.load("train" if split == "train" else "validation")
         views = None
         # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
-        rows, counts = tokenize_pairs(found, self.tokenizer, self.max_length, views, self.tokenization)
+        rows, counts = tokenize_pairs(raw, self.tokenizer, self.max_length, views, self.tokenization)
         if views is not None and counts[NO_AUGMENTED_PROMPT] == len(rows):
             raise UserError(
                 f"augmentations is {self.augmentations}, but none of its prompts augments a training pair of "
                 f"{self.source.name}; write augmented prompts for these with pacmr augment."
             )
-        return found, rows, counts
+        return raw, rows, counts
 
     @property
     def _rewords(self) -> bool:
         return self.meta_every is not None and self.clean_meta is None
 
     def _pairs_as_found(self, split: str, name: str) -> TokenizedPairs:
-        found, rows, counts = self._read(split)
-        self._announce(name, split, found, rows, counts)
+        raw, rows, counts = self._read(split)
+        self._announce(name, split, raw, rows, counts)
         return TokenizedPairs(rows, self.tokenizer.pad_token_id)
 
     def _sampled(self, pairs: TokenizedPairs) -> TokenizedPairs:
@@ -258,19 +258,19 @@ class PreferenceDataModule(LightningDataModule):
             )
 
     def _training_pairs(self) -> TokenizedPairs:
-        found, rows, counts = self._read("train")
+        raw, rows, counts = self._read("train")
         ids = rows["id"][:]
         swapped = None
         if self.noise is not None:
-            self.noise_flips = self.noise.flips(found, self.noise_seed)
+            self.noise_flips = self.noise.flips(raw, self.noise_seed)
             swapped = [self.noise_flips[name] for name in ids]
-            self.noise_texts = dict(zip(found["id"][:], found["texts"][:], strict=True))
-        known = found["annotator"][:]
+            self.noise_texts = dict(zip(raw["id"][:], raw["texts"][:], strict=True))
+        known = raw["annotator"][:]
         if isinstance(self.noise, AnnotatorNoise):
-            known = self.noise.annotators(found)
+            known = self.noise.annotators(raw)
         who = None
         if any(name is not None for name in known):
-            self.annotators = dict(zip(found["id"][:], known, strict=True))
+            self.annotators = dict(zip(raw["id"][:], known, strict=True))
             who = [self.annotators[name] for name in ids]
         # The reference cache covers all pairs, so that runs with and without held-out pairs share it.
         self._all_train_pairs = pairs = TokenizedPairs(rows, self.tokenizer.pad_token_id, swapped, who)
@@ -287,7 +287,7 @@ class PreferenceDataModule(LightningDataModule):
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
-        self._announce(self.source.name, "train", found, rows, counts)
+        self._announce(self.source.name, "train", raw, rows, counts)
         return pairs
 
     def _check_held_out(self, rows: Dataset, shared: set[str]) -> None:
@@ -301,10 +301,10 @@ class PreferenceDataModule(LightningDataModule):
                 "other ids."
             )
 
-    def _announce(self, name: str, split: str, found: Dataset, rows: Dataset, counts: dict[str, int]) -> None:
+    def _announce(self, name: str, split: str, raw: Dataset, rows: Dataset, counts: dict[str, int]) -> None:
         self.counts[split] = counts
         rank_zero_info(summary_line(name, split, counts))
-        for sentence in token_warnings(self.tokenizer, found, rows, f"{name}, {split}"):
+        for sentence in token_warnings(self.tokenizer, raw, rows, f"{name}, {split}"):
             if sentence not in self._said:
                 rank_zero_info(sentence)
             self._said.add(sentence)
@@ -320,12 +320,12 @@ class PreferenceDataModule(LightningDataModule):
     def longest_pairs(self, count: int) -> PairBatch:
         """Return the longest training pairs, or those of meta-batches if they are longer, longest first."""
         assert self.train_pairs is not None
-        found = [self.train_pairs.longest(count)]
+        batches = [self.train_pairs.longest(count)]
         if self.clean_pairs is not None:
-            found.append(self.clean_pairs.longest(count))
+            batches.append(self.clean_pairs.longest(count))
         elif self._rewords:
-            found.append(self.train_pairs.longest(count, augmented=True))
-        return max(found, key=lambda batch: batch.token_count)
+            batches.append(self.train_pairs.longest(count, augmented=True))
+        return max(batches, key=lambda batch: batch.token_count)
 
     def check_model(self, policy: PolicyModel) -> None:
         """Check the policy on the loaded pairs (``tokenized_pairs.check_model``)."""
@@ -346,8 +346,8 @@ class PreferenceDataModule(LightningDataModule):
         if self.clean_pairs is not None:
             self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, trainer=trainer)
         elif self.meta_every is not None:
-            found = everything.reference_log_probs(policy, augmented=True, trainer=trainer)
-            self.train_pairs.augmented_reference = found[self._kept]
+            log_probs = everything.reference_log_probs(policy, augmented=True, trainer=trainer)
+            self.train_pairs.augmented_reference = log_probs[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
         """Set those of the training pairs whatever ``reference`` is, for a tool in one process."""
@@ -462,14 +462,14 @@ def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:
     """Return indices of N training pairs by rising DPO loss of policies that have not seen them."""
     table = AuditTable(audit, "cross_fit_u")
     table.check(pairs)
-    found = table.rows.set_index("id")["cross_fit_u"]
-    if found.isna().any():
+    column = table.rows.set_index("id")["cross_fit_u"]
+    if column.isna().any():
         raise UserError(
             f"The audit {audit} has no cross-fitted u, by which pairs are easy or difficult; audit the run "
             "with --scorer dpo."
         )
     # The loss falls with u. Ties keep the order of the data.
-    u = found.loc[pairs.rows["id"][:]].tolist()
+    u = column.loc[pairs.rows["id"][:]].tolist()
     return sorted(range(len(u)), key=lambda i: -u[i])
 
 

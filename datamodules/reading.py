@@ -60,8 +60,8 @@ def read_rows(path: str | Path, columns: Columns) -> Dataset:
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """Return rows of a program, checked as those of a file; errors call them ``name``."""
     given = list(_numbered(rows, name))
-    found = list(checked(lambda: given, columns, name))
-    return _announced(Dataset.from_list(found, features=columns.features), name)
+    clean = list(checked(lambda: given, columns, name))
+    return _announced(Dataset.from_list(clean, features=columns.features), name)
 
 
 def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
@@ -93,8 +93,8 @@ def written_once(
 
 
 def _announced(rows: Dataset, name: str) -> Dataset:
-    found = rows.data.column("unread").unique().to_pylist()
-    if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
+    values = rows.data.column("unread").unique().to_pylist()
+    if unread := sorted({column for columns in values if columns for column in columns.split("\n")}):
         _say(f"{name}: these columns are not read: {', '.join(unread)}.")
     odd = Counter(pc.list_flatten(rows.data.column("like_messages")).to_pylist())
     for column, number in odd.items():
@@ -196,8 +196,8 @@ def readable_texts(rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str
     """Prompt, chosen and rejected of usable pairs as a person reads them, labels as found, by their ids."""
     places = {name: i for i, name in enumerate(rows["id"][:])}
     # One read of them all: a row at a time takes several times as long.
-    found = rows.select([places[name] for name in ids]).to_dict()
-    columns = (found[name] for name in ("prompt", "chosen", "rejected", "chat", "tools"))
+    selected = rows.select([places[name] for name in ids]).to_dict()
+    columns = (selected[name] for name in ("prompt", "chosen", "rejected", "chat", "tools"))
     for said, chosen, rejected, chat, tools in zip(*columns, strict=True):
         if chat:
             said = "\n\n".join(f"{m['role']}: {message_text(m)}" for m in decode_messages(said))

@@ -111,7 +111,7 @@ def _reword_text(text: str) -> str:
 
 
 def _replace_phrase(match: re.Match[str]) -> str:
-    found = match.group()
-    other = _REPLACEMENT[found.lower()]
+    phrase = match.group()
+    other = _REPLACEMENT[phrase.lower()]
     # A capital at the beginning of a sentence stays.
-    return other[0].upper() + other[1:] if found[0].isupper() else other
+    return other[0].upper() + other[1:] if phrase[0].isupper() else other

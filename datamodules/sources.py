@@ -69,11 +69,11 @@ class RowsBySplit(ABC):
             return rows
         # One prompt at a time, as all of them may not fit into memory.
         prompts = (prompt if why is None else "" for prompt, why in values_of(rows, "prompt", "reason"))
-        found = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts])
-        is_validation = found < self.splits.fraction
+        hashes = np.array([unit_hash(prompt, self.splits.seed) for prompt in prompts])
+        is_validation = hashes < self.splits.fraction
         kept = np.flatnonzero(is_validation == (split == "validation"))
         if not len(kept):
-            distinct, change = len(np.unique(found)), "raise" if split == "validation" else "lower"
+            distinct, change = len(np.unique(hashes)), "raise" if split == "validation" else "lower"
             other = f"{change} the source's validation_fraction, or " if distinct > 1 else ""
             raise UserError(
                 f"No {split} rows are left of {self.splits.train} at validation_fraction "

@@ -92,11 +92,11 @@ def _demonstration(row: dict[str, Any]) -> dict[str, Any]:
 
 def _frame(prompt: object) -> tuple[object, str | None]:
     """Return the post in the layout of the comparisons, and its subreddit; other values as they are."""
-    found = _POST.fullmatch(prompt) if isinstance(prompt, str) else None
-    if not found:
+    match = _POST.fullmatch(prompt) if isinstance(prompt, str) else None
+    if not match:
         return prompt, None
-    text = "SUBREDDIT: {subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:".format(**found.groupdict())
-    return text, found["subreddit"]
+    text = "SUBREDDIT: {subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:".format(**match.groupdict())
+    return text, match["subreddit"]
 
 
 def _summary(value: object) -> object:

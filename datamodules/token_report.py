@@ -42,8 +42,8 @@ def token_warnings(
     """Yield a sentence for each oddity of the tokens of a split's rows, which it calls ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
-        found = rows.data.column("template_fields").unique().to_pylist()
-        fields = {field for names in found if names for field in names.split()}
+        values = rows.data.column("template_fields").unique().to_pylist()
+        fields = {field for names in values if names for field in names.split()}
         template = str(tokenizer.chat_template)
         if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
             name = repr(tokenizer.name_or_path)
@@ -61,7 +61,7 @@ def token_warnings(
     }
     odd = list(zip(tokens["id"][:], tokens["odd"][:], strict=True))
     for name, sentence in sentences.items():
-        if ids := [pair for pair, found in odd if name in found]:
+        if ids := [pair for pair, oddities in odd if name in oddities]:
             count = f"{len(ids)} of {len(odd)}"
             yield f"{place}: {sentence.format(count, ids[0], tokenizer)}"
 

@@ -120,14 +120,14 @@ def _tokenize(
     drops = Counter(reasons)
     counts = {"rows": len(reasons), "kept": drops[None]} | {r: drops[r] for r in REASONS if drops[r]}
     if not drops[None]:
-        found = ", ".join(f"{drops[reason]} {reason}" for reason in REASONS if drops[reason])
+        summary = ", ".join(f"{drops[reason]} {reason}" for reason in REASONS if drops[reason])
         raise UserError(
-            f"None of the {len(reasons)} {noun} can be used at max_length {max_length} ({found}); raise "
+            f"None of the {len(reasons)} {noun} can be used at max_length {max_length} ({summary}); raise "
             f"max_length or give other {noun}."
         )
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     tokenized = tokenized.select(kept, keep_in_memory=True).remove_columns("drop")
-    return tokenized, counts | Counter(name for found in tokenized["odd"][:] for name in found)
+    return tokenized, counts | Counter(name for oddities in tokenized["odd"][:] for name in oddities)
 
 
 def _tokenize_rows(
@@ -146,12 +146,12 @@ def _tokenize_rows(
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
     texts: list[list[Rendered]] = []
-    found: list[tuple[str | None, bool]] = []
+    verdicts: list[tuple[str | None, bool]] = []
     given = (rows[name] for name in ("reason", "chat", "prompt", *columns.responses))
     for options, reason, chat, prompt, *sides in zip(_options(rows), *given, strict=True):
         if reason is not None:
             texts.append([Rendered("", "", False)] * count)
-            found.append((reason, False))
+            verdicts.append((reason, False))
             continue
         plain = [response_text(side, chat) for side in sides] if chat else sides
         messages = decode_messages(prompt) if chat else []
@@ -165,7 +165,7 @@ def _tokenize_rows(
         odd = any(special.search(str(message.get("content") or "")) for message in messages)
         ends = filter(None, map(special.search, plain))
         odd = odd or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
-        found.append((empty, odd))
+        verdicts.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
     # All sides at once, so that a prompt is encoded once.
     answers_of_sides = [row[side].response for side in range(count) for row in texts]
@@ -185,7 +185,7 @@ def _tokenize_rows(
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
-    rows_found = zip(found, texts, cuts, ids, *responses, strict=True)
+    rows_found = zip(verdicts, texts, cuts, ids, *responses, strict=True)
     for (reason, odd), row, is_cut, prompt_ids, *answers in rows_found:
         out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length, least))
         changes = [CHANGED] * any(side.changed for side in row)
@@ -306,13 +306,13 @@ def response_tokens(
     pairs = list(zip(prompts, responses, strict=True))
     prompt_ids = _encode(tokenizer, prompts)
     whole = _encode(tokenizer, [prompt + response for prompt, response in pairs])
-    found = [_following(*ids) for ids in zip(prompt_ids, whole, strict=True)]
-    apart = [i for i, ids in enumerate(found) if ids is None]
+    response_ids = [_following(*ids) for ids in zip(prompt_ids, whole, strict=True)]
+    apart = [i for i, ids in enumerate(response_ids) if ids is None]
     for i, ids in zip(apart, _encode_apart(tokenizer, [responses[i] for i in apart]), strict=True):
-        found[i] = ids
+        response_ids[i] = ids
     if tokenization == "openrlhf":
-        return [ids for ids in found if ids is not None]
-    return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
+        return [ids for ids in response_ids if ids is not None]
+    return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in response_ids if ids is not None]
 
 
 def _following(before: list[int], whole: list[int]) -> list[int] | None:
@@ -321,17 +321,17 @@ def _following(before: list[int], whole: list[int]) -> list[int] | None:
 
 def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     """Encode texts after a character that does not merge with them, so that no space is added."""
-    found: dict[str, list[int]] = {}
+    encoded: dict[str, list[int]] = {}
     for anchor in ("\n", ".", "a", "0"):
-        left = [text for text in dict.fromkeys(texts) if text not in found]
+        left = [text for text in dict.fromkeys(texts) if text not in encoded]
         [before] = _encode(tokenizer, [anchor])
         for text, ids in zip(left, _encode(tokenizer, [anchor + text for text in left]), strict=True):
             following = _following(before, ids)
             if following is not None:
-                found[text] = following
-    left = [text for text in dict.fromkeys(texts) if text not in found]
-    found |= zip(left, _encode(tokenizer, left), strict=True)
-    return [found[text] for text in texts]
+                encoded[text] = following
+    left = [text for text in dict.fromkeys(texts) if text not in encoded]
+    encoded |= zip(left, _encode(tokenizer, left), strict=True)
+    return [encoded[text] for text in texts]
 
 
 def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:

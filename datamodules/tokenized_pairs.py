@@ -69,8 +69,8 @@ class TokenizedPairs:
     def votes(self) -> np.ndarray:
         """(N, 2) float64 numbers of votes for and against the label as trained; 1 and 0 without counts."""
         columns = as_trained({name: self.rows[name][:] for name in VOTES}, self.swapped)
-        found = np.array([columns[name] for name in VOTES], dtype=float).T
-        return np.where(np.isnan(found), (1, 0), found)
+        votes = np.array([columns[name] for name in VOTES], dtype=float).T
+        return np.where(np.isnan(votes), (1, 0), votes)
 
     @property
     def own_columns(self) -> list[str]:
@@ -177,9 +177,9 @@ class TokenizedPairs:
             return np.full((len(self), 2), np.nan, np.float32)
         columns = ("augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids")
         pairs = lengths_and_digest(plain.rows, *columns)
-        found = cached_values(ask, policy, collate, *pairs, title=title, **options)
-        result = np.full((len(self), found.shape[1]), np.nan, found.dtype)
-        result[asked] = found
+        values = cached_values(ask, policy, collate, *pairs, title=title, **options)
+        result = np.full((len(self), values.shape[1]), np.nan, values.dtype)
+        result[asked] = values
         sides = (result, -result) if differences else (result[:, ::2], result[:, 1::2])
         both = as_trained(dict(zip(_SIDES[0], sides, strict=True)), self.swapped)
         if differences:
@@ -214,8 +214,8 @@ def check_model(policy: PolicyModel, *splits: TokenizedPairs) -> None:
 
 
 def _reference_log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    found = policy.reference_log_probs(batch)
-    return torch.stack([found.chosen, found.rejected], dim=1)
+    log_probs = policy.reference_log_probs(batch)
+    return torch.stack([log_probs.chosen, log_probs.rejected], dim=1)
 
 
 def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
@@ -225,16 +225,16 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
 
 def as_trained(columns: Mapping[str, Any], swapped: Sequence[bool]) -> dict[str, list[Any]]:
     """Return columns of N rows, with the other label where ``swapped``: flips are applied here alone."""
-    found = {name: list(values) for name, values in columns.items()}
+    relabelled = {name: list(values) for name, values in columns.items()}
     for one, other in _SIDES:
         if one in columns:
             both = list(zip(columns[one], columns[other], swapped, strict=True))
-            found[one] = [second if swap else first for first, second, swap in both]
-            found[other] = [first if swap else second for first, second, swap in both]
+            relabelled[one] = [second if swap else first for first, second, swap in both]
+            relabelled[other] = [first if swap else second for first, second, swap in both]
     for name in columns.keys() & {"eta", "p_right"}:
         values = zip(columns[name], swapped, strict=True)
-        found[name] = [1 - p if swap and p is not None else p for p, swap in values]
-    return found
+        relabelled[name] = [1 - p if swap and p is not None else p for p, swap in values]
+    return relabelled
 
 
 def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArray], list[np.ndarray]]]:

@@ -121,11 +121,11 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _unique_keys(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise UserError(f"{place} has the key {name!r} twice in one object; keep one of them.")
-    return found
+    return fields
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:

@@ -130,5 +130,5 @@ class Visits:
         if (self.flipped == UNKNOWN).all():
             return {"all": values}
         groups = {"unflipped": 0, "flipped": 1, "unknown": UNKNOWN}
-        found = {name: values[self.flipped == flag] for name, flag in groups.items()}
-        return {name: group for name, group in found.items() if len(group)}
+        parts = {name: values[self.flipped == flag] for name, flag in groups.items()}
+        return {name: group for name, group in parts.items() if len(group)}

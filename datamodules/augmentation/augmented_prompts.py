@@ -58,13 +58,13 @@ class Augmentations:
 
 def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
     """Return the distinct prompts of a ``Source``'s usable rows, in order of first appearance."""
-    found: dict[str, tuple[bool, str | None, list[str]]] = {}
+    prompts: dict[str, tuple[bool, str | None, list[str]]] = {}
     columns = values_of(rows, "id", "prompt", "reason", "chat", "category")
     for name, prompt, reason, chat, category in columns:
         if reason is None and prompt.strip():
-            found.setdefault(prompt, (chat, category, []))[2].append(name)
+            prompts.setdefault(prompt, (chat, category, []))[2].append(name)
     return [
-        AugmentedPrompt(text, chat, category, tuple(ids)) for text, (chat, category, ids) in found.items()
+        AugmentedPrompt(text, chat, category, tuple(ids)) for text, (chat, category, ids) in prompts.items()
     ]
 
 

@@ -56,9 +56,9 @@ class Paraphrase(Rewriter):
             replies = self.endpoint.ask(
                 conversations, store, "Paraphrasing", valid=lambda text: len(text.strip().splitlines()) == 1
             )
-        found = {}
+        rewritten = {}
         for piece, reply in zip(pieces, replies, strict=True):
             text = reply.text or ""
             problem = CUT if reply.cut else reply.problem or (REPEATED if loops(text, piece) else None)
-            found[piece] = Rewriting.checked(piece, text, problem)
-        return found
+            rewritten[piece] = Rewriting.checked(piece, text, problem)
+        return rewritten

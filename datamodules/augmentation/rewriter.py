@@ -63,7 +63,7 @@ def _repetitions(text: str) -> list[tuple[int, int]]:
     if not _THRICE.search(text):
         return []
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    found = []
+    repetitions = []
     for length in range(1, len(text) // 3 + 1):
         # Runs of characters that equal those one phrase later lie between those that do not.
         ends = np.array([-1, *np.flatnonzero(codes[:-length] != codes[length:]), len(text) - length])
@@ -71,8 +71,8 @@ def _repetitions(text: str) -> list[tuple[int, int]]:
         start = int(ends[same.argmax()]) + 1
         phrase, times = text[start : start + length], 1 + int(same.max()) // length
         if times >= 3 and any(map(str.isalnum, phrase)) and not phrase.isdigit():
-            found.append((times, length))
-    return found
+            repetitions.append((times, length))
+    return repetitions
 
 
 class Rewriter(ABC):
@@ -127,12 +127,12 @@ def augment_prompts(
         for prompt in tqdm(prompts, desc="Cutting", unit="prompt", leave=False)
     ]
     pieces = [[part.text for text in texts for part in text if part.content] for texts in parts]
-    found = rewriter.rewrite(pieces, answers)
+    rewritten = rewriter.rewrite(pieces, answers)
     rows = []
     for prompt, texts, own in zip(prompts, parts, pieces, strict=True):
-        new = ["".join(found[p.text].text if p.content else p.text for p in text) for text in texts]
+        new = ["".join(rewritten[p.text].text if p.content else p.text for p in text) for text in texts]
         augmented = with_texts(prompt.prompt, prompt.chat, new)
-        kept = Counter(reason for piece in own if (reason := found[piece].kept) is not None)
+        kept = Counter(reason for piece in own if (reason := rewritten[piece].kept) is not None)
         rows.append(replace(prompt, augmented=augmented, pieces=len(own), kept=kept))
     return rows
 

@@ -130,7 +130,7 @@ class Translator:
         room = min(_TIMES * ids.shape[1] + _MORE, self.positions - 1)
         try:
             # The loaded classes have generate; PreTrainedModel, the declared type, does not.
-            found = self.model.generate(  # type: ignore[operator]
+            outputs = self.model.generate(  # type: ignore[operator]
                 input_ids=ids, attention_mask=mask, max_new_tokens=room, num_beams=num_beams, do_sample=False
             )
         except torch.OutOfMemoryError:
@@ -141,7 +141,7 @@ class Translator:
         ends = self.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         results = []
-        for source, row in zip(texts, found[:, 1:].tolist(), strict=True):
+        for source, row in zip(texts, outputs[:, 1:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in ends), None)
             decoded = self.tokenizer.decode(row[:end], skip_special_tokens=True)
             assert isinstance(decoded, str)  # of one row
@@ -203,10 +203,10 @@ class BackTranslation(Rewriter):
 
     def parts(self, text: str) -> list[Part]:
         """Split a text into frame and sentences that fit the forward model."""
-        found = []
+        parts = []
         for part in cut(text):
-            found += prompt_sentences(part.text, self._fits) if part.content else [part]
-        return found
+            parts += prompt_sentences(part.text, self._fits) if part.content else [part]
+        return parts
 
     def _fits(self, text: str) -> bool:
         # Half of the positions, because a translation may be longer than its source.
@@ -216,7 +216,7 @@ class BackTranslation(Rewriter):
         """Return the back-translation of every piece, with a progress bar."""
         # Pieces of one length together need the least padding.
         pieces = sorted({piece for own in prompts for piece in own}, key=lambda piece: (len(piece), piece))
-        found: dict[str, Rewriting] = {}
+        rewritten: dict[str, Rewriting] = {}
         with (
             AnswerStore(answers) as store,
             tqdm(total=len(pieces), desc="Back-translating", unit="sentence") as bar,
@@ -226,13 +226,13 @@ class BackTranslation(Rewriter):
                 batch = pieces[start : start + self.batch_size]
                 keys = {piece: content_key(self.method, self.settings, piece) for piece in batch}
                 stored = store.get(list(keys.values()))
-                found |= {piece: Rewriting(**stored[key]) for piece, key in keys.items() if key in stored}
-                missing = [piece for piece in batch if piece not in found]
+                rewritten |= {piece: Rewriting(**stored[key]) for piece, key in keys.items() if key in stored}
+                missing = [piece for piece in batch if piece not in rewritten]
                 new = dict(zip(missing, self._there_and_back(missing), strict=True))
                 store.put({keys[piece]: asdict(rewriting) for piece, rewriting in new.items()})
-                found |= new
+                rewritten |= new
                 bar.update(len(batch))
-        return found
+        return rewritten
 
     def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:
         problems = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}

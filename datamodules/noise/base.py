@@ -155,8 +155,8 @@ def calibrated(
 
     def expected(log: float) -> float:
         # The last digits of a plain sum, and so the mask, would depend on the order of the rows.
-        found = flips(math.exp(log))
-        return math.fsum(found.tolist()) / len(found)
+        probabilities = flips(math.exp(log))
+        return math.fsum(probabilities.tolist()) / len(probabilities)
 
     least, most = expected(lowest), expected(LOG_RANGE)
     if not least <= share <= most:

@@ -69,8 +69,8 @@ class AnnotatorNoise(LabelNoise):
 
     def annotators(self, rows: Dataset) -> list[str]:
         """Return each row's annotator, as the data names it or assigned by the hash of its id."""
-        ids, found = rows["id"][:], rows["annotator"][:]
-        unknown = [pair for pair, name in zip(ids, found, strict=True) if name is None]
+        ids, annotators = rows["id"][:], rows["annotator"][:]
+        unknown = [pair for pair, name in zip(ids, annotators, strict=True) if name is None]
         if len(unknown) == len(ids):
             return [self._names[int(len(self._names) * unit_hash(f"annotator of {i}", 0))] for i in ids]
         if unknown:
@@ -78,7 +78,7 @@ class AnnotatorNoise(LabelNoise):
                 f"{len(unknown)} of the {len(ids)} training pairs have no annotator, {unknown[0]!r} for one; "
                 "give all of them one, or none, and they are assigned."
             )
-        return found
+        return annotators
 
     def probabilities(self, rows: Dataset) -> list[float]:
         """Return 1 - the reliability of each row's annotator."""
@@ -109,11 +109,11 @@ def spread_rates(share: float, groups: Sequence[str | None], kind: str) -> list[
         return 0.5 * places ** (1 / strength)
 
     why = f"the least reliable of the {len(names)} groups of pairs guesses, and none is worse"
-    found = calibrated(share, f"{kind}: 1 / gamma", flips, why, lowest=-10.0)
-    rates = dict(zip(groups, found, strict=True))
+    probabilities = calibrated(share, f"{kind}: 1 / gamma", flips, why, lowest=-10.0)
+    rates = dict(zip(groups, probabilities, strict=True))
     shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
     rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
-    return found
+    return probabilities
 
 
 def _by_text(values: dict[str, float] | None) -> dict[str, float]:

@@ -67,9 +67,9 @@ def draw_precision_recall(labels: np.ndarray, scores: dict[str, np.ndarray]) -> 
     figure = Figure(figsize=(4.8, 3.4), layout="constrained")
     axis = figure.add_subplot(xlim=(0, 1), ylim=(0, 1.05), xlabel="Recall of flips", ylabel="Precision")
     for name, values in scores.items():
-        found = np.cumsum(labels[np.argsort(-values, kind="stable")])
-        precision = found / np.arange(1, len(found) + 1)
-        axis.plot(found / found[-1], precision, color=SCORES[name], label=name.replace("_", " "))
+        hits = np.cumsum(labels[np.argsort(-values, kind="stable")])
+        precision = hits / np.arange(1, len(hits) + 1)
+        axis.plot(hits / hits[-1], precision, color=SCORES[name], label=name.replace("_", " "))
     axis.legend(frameon=False, fontsize=9)
     return figure
 

@@ -29,10 +29,10 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
     module.weighting.check_pairs(pairs)  # which may take the weights from their columns
     if pairs.reference is None:
         pairs.reference = pairs.reference_log_probs(policy)
-    found = torch.from_numpy(pairs.values(log_probs, policy, title, of_adapter=True))
+    all_values = torch.from_numpy(pairs.values(log_probs, policy, title, of_adapter=True))
     parts = []
     for start in range(0, len(pairs), _PART):
-        values = found[start : start + _PART]
+        values = all_values[start : start + _PART]
         batch = pairs.batch(list(range(start, start + len(values))))
         now = LogProbs(*values.unbind(1))
         parts.append(_columns(module, Rewards.of(now, batch, module.objective.beta), batch))
@@ -46,8 +46,8 @@ def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") ->
 
 def log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
     """Return (n, 2) log-probabilities of chosen and rejected."""
-    found = policy.log_probs(batch)
-    return torch.stack([found.chosen, found.rejected], dim=1)
+    sums = policy.log_probs(batch)
+    return torch.stack([sums.chosen, sums.rejected], dim=1)
 
 
 def _columns(module: PreferenceModule, rewards: Rewards, batch: PairBatch) -> pd.DataFrame:

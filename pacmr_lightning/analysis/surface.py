@@ -116,7 +116,7 @@ def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
     names = {each.name for each in fields(Surface)} - {"visits"}
     with np.load(path, allow_pickle=False) as arrays:
         visits = Visits(*(arrays[f"visits_{each.name}"] for each in fields(Visits)))
-        found = {name: arrays[name] for name in names}
+        values = {name: arrays[name] for name in names}
     # Scalars come back as 0-dim arrays.
-    plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
+    plain = {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
     return Surface(**plain, visits=visits)

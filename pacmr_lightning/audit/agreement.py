@@ -259,12 +259,12 @@ class _Cells:
             return last[0] + off**2 / 2 - np.log(a * (1 - a)).sum(), -gradient
 
         lower, upper = map(np.array, zip(*bounds, strict=True))
-        found = []
+        minima = []
         for start in starts:
             first = np.clip([*start, *[_RELIABILITY] * (judges + 2 - len(start))], lower, upper)
             result = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds)
-            found.append((result.fun, result.x))
-        best = min(found, key=lambda pair: pair[0])[1]
+            minima.append((result.fun, result.x))
+        best = min(minima, key=lambda pair: pair[0])[1]
         loss(best)
         return best, last[0]
 

@@ -73,8 +73,8 @@ def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
         evidence = np.bincount(pair, side * logit(reliability)[codes])
         right = expit(score + side * evidence[pair])
         mean = right.mean()
-        found = (np.bincount(codes, right) + _LIKE_OTHERS * mean) / (number + _LIKE_OTHERS)
-        reliability = np.clip(found, *RELIABILITIES)
+        estimate = (np.bincount(codes, right) + _LIKE_OTHERS * mean) / (number + _LIKE_OTHERS)
+        reliability = np.clip(estimate, *RELIABILITIES)
     return pd.Series(reliability, names)
 
 

@@ -70,13 +70,13 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[judging.Comparison]:
     """Return pairs with the labelled response first."""
     places = {name: i for i, name in enumerate(rows["id"][:])}
     chosen = rows.select([places[name] for name in asked["id"]])
-    found = []
+    comparisons = []
     values = values_of(chosen, "prompt", "chosen", "rejected", "chat")
     for observed, (prompt, *sides, chat) in zip(asked["observed"], values, strict=True):
         texts = [response_text(side, chat) for side in sides]
         responses = texts if observed == "chosen" else texts[::-1]
-        found.append(judging.Comparison(decode_messages(prompt) if chat else prompt, *responses))
-    return found
+        comparisons.append(judging.Comparison(decode_messages(prompt) if chat else prompt, *responses))
+    return comparisons
 
 
 def reliability_of_judges(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:

@@ -33,8 +33,8 @@ def views(pairs: Any, reference: np.ndarray) -> pd.DataFrame:
     chosen, rejected = part_lengths(pairs.rows, "chosen_ids", "rejected_ids")
     lengths = as_trained({"chosen": chosen, "rejected": rejected}, pairs.swapped)
     longer = np.subtract(lengths["chosen"], lengths["rejected"])
-    found = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
-    return pd.DataFrame(found, columns=list(VIEWS))
+    differences = np.stack([reference[:, 0] - reference[:, 1], longer], axis=1, dtype=np.float64)
+    return pd.DataFrame(differences, columns=list(VIEWS))
 
 
 def combined_score(u: np.ndarray, others: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

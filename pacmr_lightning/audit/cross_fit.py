@@ -89,8 +89,8 @@ class CrossFit:
         for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
             module = self._trained(half, learned)
             name = f"Policy {half + 1} of 2, unseen pairs"
-            found = last_pass(module, self.pairs.select(judged), name)
-            parts.append(found[["id", "u"]].set_axis(judged))
+            scores = last_pass(module, self.pairs.select(judged), name)
+            parts.append(scores[["id", "u"]].set_axis(judged))
             del module
             gc.collect()  # frees memory for the other policy
         frame = pd.concat(parts).sort_index()

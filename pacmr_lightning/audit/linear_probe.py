@@ -59,19 +59,19 @@ def probe_log_odds(differences: np.ndarray, groups: np.ndarray, seed: int = 0) -
     if len(scaled) < scaled.shape[1]:  # the penalty does not change under rotation into the rows' own span
         scaled = np.asarray(np.linalg.qr(scaled.T, mode="r")).T
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=groups))
-    found = np.zeros((len(VARIANCES), len(scaled)))
+    log_odds = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
         for learned, judged in parts:
             mirror = mirror_signs(len(learned)).astype(np.float32)
             # Each fit starts from the last one, from the strongest penalty on.
             model = LogisticRegression(fit_intercept=False, warm_start=True, max_iter=1000)
-            for row, variance in zip(found, VARIANCES, strict=True):
+            for row, variance in zip(log_odds, VARIANCES, strict=True):
                 model.set_params(C=variance)
                 model.fit(scaled[learned] * mirror[:, None], mirror)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
-    ranks = np.array([signed_rank_agreement(row) for row in found])
-    return found[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
+    ranks = np.array([signed_rank_agreement(row) for row in log_odds])
+    return log_odds[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
 
 
 def signed_rank_agreement(log_odds: np.ndarray) -> float:

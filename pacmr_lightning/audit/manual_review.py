@@ -40,10 +40,10 @@ def sample_estimate(words: Sequence[str]) -> str:
     if not (read := wrong + right):
         return ""
     out = f"; {dropped} dropped and {unsure} unsure pairs are excluded" if dropped or unsure else ""
-    found = binomtest(wrong, read).proportion_ci(0.95, method="exact")
+    interval = binomtest(wrong, read).proportion_ci(0.95, method="exact")
     return (
         f"Of {read:,} randomly sampled labels that were reviewed by hand, {wrong:,} are wrong: "
-        f"{wrong / read:.1%} (95% interval {found.low:.1%} to {found.high:.1%}){out}."
+        f"{wrong / read:.1%} (95% interval {interval.low:.1%} to {interval.high:.1%}){out}."
     )
 
 

@@ -49,16 +49,16 @@ class AuditResult:
     @property
     def suspected(self) -> pd.DataFrame:
         """Suspected label errors that are not decided: ``id``, ``p``, ``suggested``; lowest p first."""
-        found = self.table[self.table["suggested"] == "swap"]
-        if "decision" in found:
-            found = found[~found["decision"].isin(["keep", "swap", "drop"])]
-        return found[["id", "p", "suggested"]].reset_index(drop=True)
+        rows = self.table[self.table["suggested"] == "swap"]
+        if "decision" in rows:
+            rows = rows[~rows["decision"].isin(["keep", "swap", "drop"])]
+        return rows[["id", "p", "suggested"]].reset_index(drop=True)
 
     @property
     def noise_rate(self) -> float | None:
         """Estimated or given rate of random flips; None if not identified (see ``statement``)."""
-        found = self.findings.agreement
-        return found.rate if found.identified else None
+        fit = self.findings.agreement
+        return fit.rate if fit.identified else None
 
     @property
     def statement(self) -> str:
@@ -67,9 +67,9 @@ class AuditResult:
 
     def with_texts(self) -> pd.DataFrame:
         """Return ``suspected`` with the texts ``prompt``, ``chosen`` and ``rejected``, labels as trained."""
-        found = self.suspected
-        texts = [vars(self.texts(name)) for name in found["id"]]
-        return found.join(pd.DataFrame(texts, columns=["prompt", "chosen", "rejected"]))
+        suspected = self.suspected
+        texts = [vars(self.texts(name)) for name in suspected["id"]]
+        return suspected.join(pd.DataFrame(texts, columns=["prompt", "chosen", "rejected"]))
 
 
 def audit(
@@ -163,10 +163,10 @@ def conclude(
             for j, column in enumerate(cast.T, 1):  # NA for pairs that no judge was asked about
                 pairs[f"{VOTE}{j}"] = pd.Series(column[places], pairs.index[places], dtype="Int64")
             votes, scorer = replace(votes, verdicts=cast.astype(float)), "judge"
-        found = agreement(u, prompts, votes, options.noise_rate)
+        fit = agreement(u, prompts, votes, options.noise_rate)
         if options.judges:
-            pairs["judged_u"] = found.margin
-        findings = find(pairs, scorer, found, votes, options.threshold, alone)
+            pairs["judged_u"] = fit.margin
+        findings = find(pairs, scorer, fit, votes, options.threshold, alone)
     read = "" if decided is None else decided.estimate
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
@@ -183,7 +183,7 @@ def conclude(
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
     if options.judges:
-        tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, found)
+        tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, fit)
     with waiting("Writing the report"):
         shown = {pair: texts[pair] for pair in listed}
         page = html_report(findings, run, shown, notes, followed, drawn, tables.get("judges"))
@@ -235,10 +235,10 @@ def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
-    found = readable_texts(scored.rows, table["id"].tolist())
+    texts = readable_texts(scored.rows, table["id"].tolist())
     return {
         name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))
-        for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], found, strict=True)
+        for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], texts, strict=True)
     }
 
 

@@ -64,16 +64,16 @@ class ScoredPairs:
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
-    found = find_run(run, options.checkpoint)
-    module, data, updates = load_run(found, as_trained=True)
+    finished = find_run(run, options.checkpoint)
+    module, data, updates = load_run(finished, as_trained=True)
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     folder, by_responses = Path(run) / AUDIT / FOLDER, groups if grouped else None
-    cross_fit = CrossFit(found, data, updates, module.objective.beta, folder, by_responses)
+    cross_fit = CrossFit(finished, data, updates, module.objective.beta, folder, by_responses)
     if options.score == "dpo":
         cross_fit.check()
-    scored = score_fit(module, data, Path(run), options, found.noise)
+    scored = score_fit(module, data, Path(run), options, finished.noise)
     del module  # frees memory for the other policies
     u = cross_fit.u() if scored.scorer == "dpo" else cross_fit.kept()
     if u is not None:

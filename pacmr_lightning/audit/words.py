@@ -38,18 +38,18 @@ GROUPS = 100
 
 def verdict(findings: Findings) -> str:
     """Return the audit's result in one or two sentences: how many labels would be contradicted."""
-    found, pairs, number = findings.agreement, findings.pairs, findings.suspected
-    if not found.usable:
+    fit, pairs, number = findings.agreement, findings.pairs, findings.suspected
+    if not fit.usable:
         return (
             f"These {len(pairs):,} labels cannot be predicted from the scores better than by a coin, so no "
             "label is suspected."
         )
     share, low, high = findings.contradicted
-    if found.known:
+    if fit.known:
         said = f"{number:,} of {len(pairs):,} labels are probably wrong"
         if number:
             said += f"; {share:.0%} of these are expected to be ({low:.0%} to {high:.0%})"
-        return f"{said}, at a given rate of random flips of {found.rate:.1%}."
+        return f"{said}, at a given rate of random flips of {fit.rate:.1%}."
     said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels."
     if number:
         said += (
@@ -80,22 +80,22 @@ def flips_in_words(found: Agreement) -> str:
 
 def findings_in_words(findings: Findings) -> list[str]:
     """Return sentences on how p was estimated, and on its limits."""
-    found, pairs = findings.agreement, findings.pairs
+    fit, pairs = findings.agreement, findings.pairs
     told = [_SCORES[findings.alone], *([_JUDGED] if findings.scorer == "judge" else [])]
     told.append(
         "Of the votes on pairs with this u a share c = eps + (1 - 2 eps) sigmoid(k u) is for the label; "
-        f"fitted to these labels, eps is {found.rate:.3f} and k {found.slope:.3g} per nat. Out of fold this "
-        f"predicts a label {found.gain:.3f} ± {found.gain_error:.3f} nats better than a coin."
+        f"fitted to these labels, eps is {fit.rate:.3f} and k {fit.slope:.3g} per nat. Out of fold this "
+        f"predicts a label {fit.gain:.3f} ± {fit.gain_error:.3f} nats better than a coin."
     )
-    if found.known:
+    if fit.known:
         told.append("eps is given as the rate of random flips: p is the probability that the label is right.")
     else:
-        measured = "elsewhere" if found.strength == SCORE_VOTES else "on the pairs with several votes"
+        measured = "elsewhere" if fit.strength == SCORE_VOTES else "on the pairs with several votes"
         told.append(
             "p is the probability that another annotator of the same pool agrees with the label. The label "
-            f"is a vote, and the score counts as s = {found.strength:.1f} votes, as measured {measured}."
+            f"is a vote, and the score counts as s = {fit.strength:.1f} votes, as measured {measured}."
         )
-    if not found.usable:
+    if not fit.usable:
         return [*told, "No label is suspected; the ranks say which pairs to read first."]
     parts = findings.cut is not None and findings.scorer == findings.alone  # with judges it is not u
     cut = f" (u below {findings.cut:.3g})" if parts else ""
@@ -103,12 +103,12 @@ def findings_in_words(findings: Findings) -> list[str]:
         f"Labels with p below {findings.threshold:g}{cut} are suspected: {findings.suspected:,} of "
         f"{len(pairs):,}."
     )
-    if not found.known:
-        total, low, high = found.contradicted(found.p >= 0)
+    if not fit.known:
+        total, low, high = fit.contradicted(fit.p >= 0)
         told.append(
             f"Over all labels another annotator would contradict {total:.0%} ({low:.0%} to {high:.0%})."
         )
-    return [*told, *filter(None, [flips_in_words(found)])]
+    return [*told, *filter(None, [flips_in_words(fit)])]
 
 
 def shortcuts_in_words(shortcuts: pd.DataFrame) -> list[str]:

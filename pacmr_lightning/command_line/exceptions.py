@@ -50,8 +50,8 @@ def _place(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str | None:
     """Return the problem and its fix; None for an error that no user can fix."""
-    if found := next((one for one in _chain(error) if isinstance(one, UserError)), None):
-        return str(found)
+    if user_error := next((one for one in _chain(error) if isinstance(one, UserError)), None):
+        return str(user_error)
     of_libraries = (_of_logger, _of_lightning, file_trouble, out_of_memory, _other_model, no_compiler)
     return next(filter(None, (text(error) for text in (*of_libraries, lost_process))), None)
 

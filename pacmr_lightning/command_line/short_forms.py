@@ -104,7 +104,7 @@ def expanded(words: list[str]) -> list[str]:
     models = [config.get("model") for config in configs if config]
     kinds = [str(model.get("class_path", "")) for model in models if isinstance(model, dict)]
     sft = any(kind.endswith("SFTModule") for kind in kinds)
-    found: list[str] = []
+    arguments: list[str] = []
     methods: list[str] = []
     after_configs = 0
     for option, value, typed in given:
@@ -112,11 +112,11 @@ def expanded(words: list[str]) -> list[str]:
             _check_method(value)
             methods += ["--config", METHODS + value]
         else:
-            found += _written_out(option, value, sft) or typed
+            arguments += _written_out(option, value, sft) or typed
         if option in CONFIG:
-            after_configs = len(found)
+            after_configs = len(arguments)
     base = [] if has_data else ["--config", BASE]
-    return [words[0], *base, *found[:after_configs], *methods, *found[after_configs:]]
+    return [words[0], *base, *arguments[:after_configs], *methods, *arguments[after_configs:]]
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, list[str]]]:
@@ -179,10 +179,10 @@ def _is_class(option: str, value: str) -> bool:
 def _read(file: str) -> dict[str, Any] | None:
     """Return a config's content; None if the parser has to report an error."""
     try:
-        found = yaml.safe_load(local_path(resolved(file)).read_text(encoding="utf-8"))
+        content = yaml.safe_load(local_path(resolved(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _methods() -> list[str]:

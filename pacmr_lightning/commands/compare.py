@@ -47,9 +47,9 @@ def compare(runs: list[str]) -> None:
     print_result(table)
     for heading in columns:
         print(f"  {heading}: {COLUMNS[heading][1]}")
-    for run, found in zip(runs, summaries, strict=True):
-        if found.get("val_step") not in (None, found.get("steps")):
-            print(f"  {run}: accuracy after update {found['val_step']:,} of {found['steps']:,}")
+    for run, numbers in zip(runs, summaries, strict=True):
+        if numbers.get("val_step") not in (None, numbers.get("steps")):
+            print(f"  {run}: accuracy after update {numbers['val_step']:,} of {numbers['steps']:,}")
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:

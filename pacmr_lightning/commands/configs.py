@@ -10,8 +10,8 @@ def configs() -> None:
     --config takes their names in any folder: pacmr fit --config tldr/preference --config methods/pacmr.
     pacmr sweep takes the names of those in sweeps/. To start one of your own, copy a file of the folder.
     """
-    found = [name for name in names() if not name.startswith("sweeps/")]
-    width = max(map(len, found))
-    for name in found:
+    config_names = [name for name in names() if not name.startswith("sweeps/")]
+    width = max(map(len, config_names))
+    for name in config_names:
         print_result(f"{name:<{width}}  {told(name)}")
     print(f"(in {FOLDER})")

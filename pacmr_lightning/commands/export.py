@@ -63,15 +63,15 @@ def export(
         raise UserError(f"dtype is {dtype}, but adapters are float32; add --merged, or leave it out.")
     if base is not None and not on_hub(base):
         raise UserError(f"base is {base}, but it must be a Hub id such as OWNER/NAME.")
-    found = find_run(run, checkpoint)
-    bottom = plain_model(found.base)
+    finished = find_run(run, checkpoint)
+    bottom = plain_model(finished.base)
     hub_base = base or (bottom if on_hub(bottom) else None)
     path = local_path(out)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"out is {out}, which exists and is not an empty folder; name another one.")
     check_writable("out", out, path.parent)
-    print(f"Loading {found.base} and {found.checkpoint}")
-    stored = copy.deepcopy(found)
+    print(f"Loading {finished.base} and {finished.checkpoint}")
+    stored = copy.deepcopy(finished)
     if merged:
         # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
         stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
@@ -79,28 +79,28 @@ def export(
     vnet = {} if module.vnet is None else dict(module.vnet.named_parameters())
     if not_finite({**module.policy.adapter(), **vnet}):
         raise UserError(
-            f"{found.checkpoint} has weights that are not finite: the run diverged; name an earlier "
+            f"{finished.checkpoint} has weights that are not finite: the run diverged; name an earlier "
             "checkpoint with --checkpoint."
         )
     print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
     with replacing(path) as folder:
         folder.mkdir()
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
-        if base is not None and bottom == found.base:
-            found.base = base
+        if base is not None and bottom == finished.base:
+            finished.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
         loaded = None if merged else base or bottom
-        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, loaded=loaded)
+        card = model_card(finished, module, step, summary, name=out, hub_base=hub_base, loaded=loaded)
         data.tokenizer.save_pretrained(folder)
         if isinstance(module.vnet, VNet):
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
-            settings["weighting"] = weighting_settings(found, module)
+            settings["weighting"] = weighting_settings(finished, module)
             save_vnet(folder, module.vnet, settings)
         elif module.vnet is not None:
             print(f"The network of {type(module.weighting).__name__} is no VNet and stays in the checkpoint.")
         if merged:
             kind = getattr(torch, dtype) if dtype else module.policy.dtype
-            merge(module.policy, bottom, kind, found, data).save_pretrained(folder)
+            merge(module.policy, bottom, kind, finished, data).save_pretrained(folder)
         else:
             if base is not None:
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
@@ -164,8 +164,8 @@ def merge(
 
 def _some_pairs(data: PreferenceData) -> PairBatch:
     """Return the shortest of the first validation pairs, whose log-probabilities cost least."""
-    found = data.source.load("validation")
-    first = found.select(range(min(READ, len(found))))
+    dataset = data.source.load("validation")
+    first = dataset.select(range(min(READ, len(dataset))))
     rows, _ = tokenize_pairs(first, data.tokenizer, data.max_length, tokenization=data.tokenization)
     pairs = TokenizedPairs(rows, data.tokenizer.pad_token_id)
     tokens = [len(row["prompt_ids"] + row["chosen_ids"] + row["rejected_ids"]) for row in rows]
@@ -176,5 +176,5 @@ def _some_pairs(data: PreferenceData) -> PairBatch:
 def _margins(policy: PolicyModel, pairs: PairBatch) -> Tensor:
     """Return (N,) log-probabilities of the chosen minus the rejected responses, with LoRA in float32."""
     with policy.lora_in_float32():
-        found = policy.log_probs(pairs)
-    return found.chosen - found.rejected
+        log_probs = policy.log_probs(pairs)
+    return log_probs.chosen - log_probs.rejected

@@ -72,8 +72,8 @@ class PacmrCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
         """Return the given subcommand only, since building the other parsers is slow."""
-        found = super().subcommands()
-        return {name: skip for name, skip in found.items() if self._asked in (name, None)} or found
+        commands = super().subcommands()
+        return {name: skip for name, skip in commands.items() if self._asked in (name, None)} or commands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the checkpoint section and the links between module and datamodule."""

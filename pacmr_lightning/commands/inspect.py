@@ -41,19 +41,19 @@ def inspect(
         source.refuse_own("output", output)
     loaded = load_tokenizer(tokenizer)
     with waiting("Reading and tokenizing the pairs"):
-        found, pairs = inspect_pairs(source, loaded, max_length, tokenization)
+        splits, pairs = inspect_pairs(source, loaded, max_length, tokenization)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
-    print_result(statistics_table(found))
+    print_result(statistics_table(splits))
     print_result("Three training pairs as the model sees them", style="bold")
     print_result(LEGEND, style="italic")
     for part in show_rows(pairs, loaded):
         print_result(part)
     print_result()
     # Both splits have the same sentences on the template.
-    for sentence in dict.fromkeys(said for numbers in found.values() for said in numbers["warnings"]):
+    for sentence in dict.fromkeys(said for numbers in splits.values() for said in numbers["warnings"]):
         print_result(f"! {sentence}", style="yellow")
     if output is not None:
-        numbers = {"source": source.name, "tokenizer": tokenizer, "max_length": max_length, "splits": found}
+        numbers = {"source": source.name, "tokenizer": tokenizer, "max_length": max_length, "splits": splits}
         try:
             write_json(output, numbers, ensure_ascii=False)
         except OSError as error:
@@ -72,8 +72,8 @@ def statistics_table(found: Mapping[Split, dict[str, Any]]) -> Table:
     return table
 
 
-def _numbers(found: dict[str, Any], reasons: list[str]) -> list[dict[str, str]]:
-    counts, repeats, lengths = found["counts"], found["repeats"], found["lengths"]
+def _numbers(statistics: dict[str, Any], reasons: list[str]) -> list[dict[str, str]]:
+    counts, repeats, lengths = statistics["counts"], statistics["repeats"], statistics["lengths"]
     rows, kept, comparisons = counts["rows"], counts["kept"], repeats["comparisons"]
     of_rows = {"rows": f"{rows:,}", "kept pairs": _of(kept, rows)}
     of_rows |= {f"  dropped, {reason}": _of(counts.get(reason, 0), rows) for reason in reasons}
@@ -86,8 +86,8 @@ def _numbers(found: dict[str, Any], reasons: list[str]) -> list[dict[str, str]]:
     }
     of_pairs = {
         "no augmented prompt": _of(counts[NO_AUGMENTED_PROMPT], kept),
-        "distinct prompts": f"{found['prompts']:,}",
-        "prompt also in the other split": _of(found["in_other_split"], kept),
+        "distinct prompts": f"{statistics['prompts']:,}",
+        "prompt also in the other split": _of(statistics["in_other_split"], kept),
         "copies of an earlier pair": _of(repeats["copies"], kept),
         "comparisons with several labels": f"{comparisons:,} ({repeats['labels']:,} labels)",
         "  whose labels contradict each other": _of(repeats["contradicting_comparisons"], comparisons),

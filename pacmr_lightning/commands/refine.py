@@ -140,9 +140,9 @@ def _audit_first(run: str, folder: Path, asked: dict[str, Any], options: AuditOp
     check_folder(folder, asked, RECORD)
     if (folder / RECORD).exists():
         return
-    found = audit(run, options=options)
-    show(found)
-    if needs_p and not found.findings.agreement.usable:
+    audited = audit(run, options=options)
+    show(audited)
+    if needs_p and not audited.findings.agreement.usable:
         raise UserError(
             f"The labels of {run} cannot be predicted from the scores better than by a coin, so there are no "
             "soft labels; use another --scorer, a run that has learned more, or --anyway."
@@ -189,21 +189,21 @@ def compare_passes(first: str, folder: Path) -> None:
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return warnings on a second pass: a high KL, or significantly lower validation accuracy."""
-    found = []
+    reasons = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
     if kls[1] is not None and kls[1] > FURTHEST:
         other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
-        found.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
+        reasons.append(f"The second pass has a high KL to the reference, {kls[1]:.1f} nats{other}")
     before, after = (summary["val_accuracy"] for summary in (first, second))
     pairs = second.get("val_pairs")
     if pairs and before is not None and after is not None:
         error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
         if before - after > 2 * error:
-            found.append(
+            reasons.append(
                 f"The second pass has a significantly lower validation accuracy than the first, {after:.3f} "
                 f"against {before:.3f} on {pairs:,} pairs"
             )
-    return [f"{reason}: read some of its responses, or raise --beta." for reason in found]
+    return [f"{reason}: read some of its responses, or raise --beta." for reason in reasons]
 
 
 def folder_beside(run: str, ending: str) -> Path:
@@ -232,12 +232,12 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
             )
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        recorded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
-        found = {}
+        recorded = {}
     for name, value in asked.items():
-        if found.get(name) != value:
-            held = f"a second pass with {name} {found[name]}" if name in found else "another run"
+        if recorded.get(name) != value:
+            held = f"a second pass with {name} {recorded[name]}" if name in recorded else "another run"
             raise UserError(f"The folder {folder} already holds {held}; name another with --output.")
 
 

@@ -55,43 +55,43 @@ def sweep(
         UserError: the sweep file, or a file or option in it, is wrong.
     """
     sweep = read_sweep(file, jobs)
-    found = cells(sweep)
+    all_cells = cells(sweep)
     for entry in _with_afterwards(sweep).preparations():
         _check_command(command_words(entry.command), f"The preparation of {entry.output}")
     if slurm != SlurmOptions() and launcher == "local":
         raise UserError("--slurm options have no effect without --launcher slurm; add it, or leave them out.")
-    queue = refresh(found)
+    queue = refresh(all_cells)
     if dry_run:
-        show(sweep, found)
+        show(sweep, all_cells)
         return
     if not tables_only:
         submitter = partial(submit, options=slurm, jobs=jobs) if launcher == "slurm" else None
-        run_cells(sweep, found, retry_failed, submitter)
-        queue = refresh(found)
-    for cell in found:
+        run_cells(sweep, all_cells, retry_failed, submitter)
+        queue = refresh(all_cells)
+    for cell in all_cells:
         if (job := job_of(cell)) and state_of(cell) == "submitted":
             word = queue.get(job, "SLURM does not answer here")
             print_result(f"{cell.name} is submitted as job {job} ({word})")
     try:
         if not tables_only:
-            _judge(sweep, found, launcher)
+            _judge(sweep, all_cells, launcher)
     finally:  # a judge that fails leaves the tables of what is known
         from ..sweep.tables import report  # slow import
 
-        finish(found, partial(report, sweep))
+        finish(all_cells, partial(report, sweep))
 
 
-def _judge(sweep: Sweep, found: list[Cell], launcher: str) -> None:
+def _judge(sweep: Sweep, all_cells: list[Cell], launcher: str) -> None:
     """Judge the cells' responses, then run ``afterwards`` (or print it)."""
     if sweep.evaluate:
         from ..sweep.results import judge_cells
 
-        judge_cells(sweep, found)
-    if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
+        judge_cells(sweep, all_cells)
+    if sweep.afterwards and all(state_of(cell) == "done" for cell in all_cells):
         from ..sweep.runner import run_all
 
         if launcher == "local":
-            run_all(_with_afterwards(sweep), [], len(found))
+            run_all(_with_afterwards(sweep), [], len(all_cells))
         for entry in replace(sweep, prepare=sweep.afterwards).preparations():
             if not Path(entry.output).exists():
                 print_result(f"{entry.output} is left to make: pacmr {entry.command}")

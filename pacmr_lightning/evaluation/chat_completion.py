@@ -79,12 +79,12 @@ def read_response(status: int, content: bytes, valid: Callable[[str], bool]) -> 
     try:
         choice = fields["choices"][0]
         message, error = choice["message"], fields.get("error") or choice.get("error")
-        found = _answer(choice, message, valid)
+        reply = _answer(choice, message, valid)
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError):
         error = fields.get("error") or next(filter(None, map(fields.get, ("message", "detail", "msg"))), None)
-        found = Reply(NO_ANSWER, f"the server's answer is no chat completion: {said(body)!r}")
+        reply = Reply(NO_ANSWER, f"the server's answer is no chat completion: {said(body)!r}")
     if status < 400 and not error:
-        return found, tokens or Tokens(uncounted=1)
+        return reply, tokens or Tokens(uncounted=1)
     if isinstance(error, dict) and error.get("code") == "insufficient_quota":
         status = 402  # OpenAI's 429 for no credit
     if status < 400:  # its own status may be a number inside the error
@@ -124,8 +124,8 @@ def _tokens(usage: Any) -> Tokens | None:
     """Return the tokens of a ``usage``; None without any. Some servers count reasoning in the total only."""
     if not isinstance(usage, dict):
         return None
-    found = (usage.get(f"{name}_tokens") for name in ("prompt", "completion", "total"))
-    prompt, completion, total = (number if isinstance(number, int) else 0 for number in found)
+    counts = (usage.get(f"{name}_tokens") for name in ("prompt", "completion", "total"))
+    prompt, completion, total = (number if isinstance(number, int) else 0 for number in counts)
     completion = max(completion, total - prompt)
     return Tokens(prompt, completion) if prompt or completion else None
 

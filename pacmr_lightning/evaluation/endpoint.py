@@ -116,24 +116,24 @@ class Endpoint:
         """
         keys = [content_key(self.settings, messages) for messages in conversations]
         asked = dict(zip(keys, conversations, strict=True))
-        found = _stored(list(asked), store)
-        pending = {key: asked[key] for key in asked if not _usable(found.get(key), valid)}
+        by_key = _stored(list(asked), store)
+        pending = {key: asked[key] for key in asked if not _usable(by_key.get(key), valid)}
         if pending:
             secret = self._api_key()
             stored = len(asked) - len(pending)
             with tqdm(total=len(asked), initial=stored, desc=description, unit="answer") as bar:
-                _run(_Asking(self, secret, store, valid, pending, found, bar, stored).all())
+                _run(_Asking(self, secret, store, valid, pending, by_key, bar, stored).all())
         answers = []
         for key in keys:
-            answers.append(found[key])
-            found[key] = replace(found[key], billed=NO_TOKENS, now=NO_TOKENS)
+            answers.append(by_key[key])
+            by_key[key] = replace(by_key[key], billed=NO_TOKENS, now=NO_TOKENS)
         return answers
 
     def unanswered(self, conversations: list[Messages], store: AnswerStore) -> list[Messages]:
         """Return those that ``ask`` would send, each once."""
         asked = {content_key(self.settings, messages): messages for messages in conversations}
-        found = _stored(list(asked), store)
-        return [messages for key, messages in asked.items() if not _usable(found.get(key), bool)]
+        stored = _stored(list(asked), store)
+        return [messages for key, messages in asked.items() if not _usable(stored.get(key), bool)]
 
     def _api_key(self) -> str | None:
         # Keys read from a file often end in a newline, which is invalid in a header.
@@ -154,11 +154,11 @@ class Endpoint:
 
 
 def _stored(keys: list[str], store: AnswerStore) -> dict[str, Answer]:
-    found = {}
+    answers = {}
     for key, value in store.get(keys).items():
         text, cut = value.pop("text"), value.pop("cut")
-        found[key] = Answer(text and without_thoughts(text), Tokens(**value), cut=cut)
-    return found
+        answers[key] = Answer(text and without_thoughts(text), Tokens(**value), cut=cut)
+    return answers
 
 
 def _usable(answer: Answer | None, valid: Callable[[str], bool]) -> bool:

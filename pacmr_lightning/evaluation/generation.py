@@ -62,10 +62,10 @@ def respond(
     device = batch.input_ids.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
-        found = generated(policy, tokenizer, batch, max_new_tokens, decoding)
+        sequences = generated(policy, tokenizer, batch, max_new_tokens, decoding)
     responses, ends = [], _ends(policy, tokenizer)
     lengths = batch.attention_mask.sum(1).tolist()
-    for prompt, tokens, length in zip(batch.input_ids.tolist(), found, lengths, strict=True):
+    for prompt, tokens, length in zip(batch.input_ids.tolist(), sequences, lengths, strict=True):
         ended = tokens[-1] in ends
         text = decode_response(tokenizer, prompt, tokens[:-1] if ended else tokens)
         responses.append(Response(text, "stop" if ended else "length", length, len(tokens)))
@@ -86,14 +86,14 @@ def generated(
     if decoding.temperature > 0:
         # transformers' default top_k is 50.
         options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
-    found = []
+    responses = []
     for ids, mask in _together(policy, batch):
         sequences = policy.generate(input_ids=ids, attention_mask=mask, **options)
         rows = sequences[:, ids.shape[1] :].tolist()
         # After an end token comes padding.
         stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
-        found += [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
-    return found
+        responses += [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+    return responses
 
 
 def _together(policy: PolicyModel, batch: PromptBatch) -> list[tuple[Tensor, Tensor]]:
@@ -182,6 +182,6 @@ def generation_key(
 
 def repeated_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
     """Return the share of bigrams repeated within a response (Welleck et al., arXiv 1908.04319), or NaN."""
-    found = [list(pairwise(response)) for response in responses]
-    total = sum(map(len, found))
-    return 1 - sum(len(set(bigrams)) for bigrams in found) / total if total else float("nan")
+    by_response = [list(pairwise(response)) for response in responses]
+    total = sum(map(len, by_response))
+    return 1 - sum(len(set(bigrams)) for bigrams in by_response) / total if total else float("nan")

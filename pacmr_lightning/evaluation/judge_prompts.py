@@ -99,9 +99,9 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
     letter, a final period and the case of words are ignored.
     """
     lines = answer.strip().splitlines()
-    found = [_VERDICTS[task].fullmatch(line) for line in lines]
-    letters = {match[1] for match in found if match}
-    if not lines or not found[-1] or len(letters) > 1:
+    matches = [_VERDICTS[task].fullmatch(line) for line in lines]
+    letters = {match[1] for match in matches if match}
+    if not lines or not matches[-1] or len(letters) > 1:
         return None
     return "A" if "A" in letters else "B"
 

@@ -265,10 +265,10 @@ def read_judged(folder: Path, files: tuple[Path, Path], judge: PairJudge, seed: 
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         digests = [content_digest(file) for file in files if file.exists()]
-        found = (summary["digests"], summary["judge"], summary["seed"])
+        stored = (summary["digests"], summary["judge"], summary["seed"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return summary if found == (digests, _about(judge), seed) else None
+    return summary if stored == (digests, _about(judge), seed) else None
 
 
 def _about(judge: PairJudge) -> dict[str, Any]:

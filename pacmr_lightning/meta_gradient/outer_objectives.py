@@ -206,7 +206,7 @@ def _gradient(
     micro_batch_size: MicroBatchSize,
 ) -> tuple[Direction, Tensor]:
     """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
-    d_meta, found, done = policy.zeros(), [targets[:0]], 0
+    d_meta, margins, done = policy.zeros(), [targets[:0]], 0
     most = micro_batch_size
     if isinstance(most, int) and len(pairs) > most:  # the fewest micro-batches, about equal for a low peak
         most = math.ceil(len(pairs) / math.ceil(len(pairs) / most))
@@ -215,11 +215,11 @@ def _gradient(
         loss = 0 * u.sum()
         if counted:
             loss = pseudo_label_loss(u, targets[done : done + len(part)]).sum() / divisor
-            found.append(u.detach())
+            margins.append(u.detach())
             done += len(part)
         policy.add_gradient(d_meta, loss)
     sum_over_ranks(d_meta.values())
-    return d_meta, torch.cat(found)
+    return d_meta, torch.cat(margins)
 
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:

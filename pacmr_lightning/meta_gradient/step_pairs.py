@@ -156,8 +156,8 @@ class RecomputedStepPairs(StepPairs):
 
     def along(self, direction: Direction) -> Tensor:
         """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
-        found = (self.each_gradient(part, rows, direction) for part, rows in self.parts)
-        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots in found])
+        passes = (self.each_gradient(part, rows, direction) for part, rows in self.parts)
+        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots in passes])
 
 
 @dataclass

@@ -88,10 +88,10 @@ class TrainedOnly(LightningModule):
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
         """Load as in torch, but do not report the frozen base as missing."""
-        found = super().load_state_dict(*arguments, **options)
+        keys = super().load_state_dict(*arguments, **options)
         trained = set(self.trained_names())
-        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        return found
+        keys.missing_keys[:] = [name for name in keys.missing_keys if name in trained]
+        return keys
 
 
 def check_finite(
@@ -106,11 +106,11 @@ def check_finite(
     sum_over_ranks([count])
     if not count.any():
         return
-    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()] if ids else [])
+    pairs = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()] if ids else [])
     what, look = f"The {of}" if count[0] else "The gradient", ""
-    if found:
+    if pairs:
         what = (
-            f"The loss of {len(found)} pairs ({', '.join(found[:5]) + (', ...' if len(found) > 5 else '')})"
+            f"The loss of {len(pairs)} pairs ({', '.join(pairs[:5]) + (', ...' if len(pairs) > 5 else '')})"
         )
         look = "look at these pairs, "
     raise UserError(f"{what} is not a finite number; {look}lower the learning rate, or use float32.")

@@ -62,24 +62,24 @@ class RunningMeans(nn.Module):
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Restore what ``gathered_state`` returned, on the means' device."""
-        found = super().load_state_dict(state, strict, assign)
+        keys = super().load_state_dict(state, strict, assign)
         # torchmetrics keeps the loaded tensors, which are on the CPU.
         for metric in self._metrics.values():
             metric.to(metric.device)
-        return found
+        return keys
 
     def compute(self) -> dict[str, Tensor]:
         """Return the 0-dim means over all ranks since the last call, without those that saw no value."""
-        found = {}
+        means = {}
         for name, metric in self._metrics.items():
             with warnings.catch_warnings():
                 # Metrics without values are NaN, but computed: other ranks may have values and wait.
                 warnings.filterwarnings("ignore", message=".*before the ``update`` method")
                 value = metric.compute()
             if torch.isfinite(value):
-                found[name] = value
+                means[name] = value
             metric.reset()
-        return found
+        return means
 
 
 def last_update(trainer: Trainer) -> int:
@@ -170,16 +170,16 @@ class WeightStatistics(RunningMeans):
         means = super().compute()
         from_half, square = means["from_half"], means["square"]
         mean = from_half + 0.5
-        found = {
+        statistics = {
             "weights/mean": mean,
             "weights/std": (square - from_half**2).clamp(min=0).sqrt(),
             "weights/effective_sample_size": mean**2 / (square + from_half + 0.25),
         }
-        found |= {f"weights/{name}": means[name] for name in VNET if name in means}
+        statistics |= {f"weights/{name}": means[name] for name in VNET if name in means}
         if means["unflipped"] > 0 and means["flipped"] > 0:
             unflipped, flipped = (means[f"of_{name}"] / means[name] for name in ("unflipped", "flipped"))
-            found |= zip(GAP, (unflipped, flipped, unflipped - flipped), strict=True)
-        return found
+            statistics |= zip(GAP, (unflipped, flipped, unflipped - flipped), strict=True)
+        return statistics
 
 
 def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
@@ -193,14 +193,14 @@ def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
 
     known = flipped >= 0
     scores, wrong = weights[known].double(), flipped[known] == 1
-    found: dict[str, float | None] = dict.fromkeys(WEIGHT_GAP)
+    statistics: dict[str, float | None] = dict.fromkeys(WEIGHT_GAP)
     if scores.isnan().any():
-        return found
+        return statistics
     means = [float(part.mean()) if len(part) else None for part in (scores[~wrong], scores[wrong])]
-    found["mean_unflipped"], found["mean_flipped"] = means
+    statistics["mean_unflipped"], statistics["mean_flipped"] = means
     if None not in means:
-        found["gap"] = float(scores[~wrong].mean() - scores[wrong].mean())
+        statistics["gap"] = float(scores[~wrong].mean() - scores[wrong].mean())
         if scores.min() < scores.max():
             for name, score in (("auroc", roc_auc_score), ("average_precision", average_precision_score)):
-                found[name] = round(float(score(wrong.cpu(), -scores.cpu())), 6)
-    return found
+                statistics[name] = round(float(score(wrong.cpu(), -scores.cpu())), 6)
+    return statistics

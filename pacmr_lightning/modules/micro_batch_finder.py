@@ -110,17 +110,17 @@ def fit_pairs(
             gradients: Sequence[Tensor | None] = ()
             # The second forward pass runs beside the first gradients, as a step's does after the last one.
             for _ in range(2):
-                found = policy.log_probs(longest[: way.size])
-                value = (found.chosen - found.rejected).sum()
+                log_probs = policy.log_probs(longest[: way.size])
+                value = (log_probs.chosen - log_probs.rejected).sum()
                 gradients = ()
                 # Not backward(): it would leave gradients, and DDP would exchange them.
                 gradients = torch.autograd.grad(value, parameters, allow_unused=True)
             del held, gradients
 
     policy.rows(longest[:1])  # chooses the layout, about which ranks send messages
-    found = first_that_fits(ways, step, device, policy.is_sharded)
-    policy.recompute(found.way.recomputed)
-    return found
+    fit = first_that_fits(ways, step, device, policy.is_sharded)
+    policy.recompute(fit.way.recomputed)
+    return fit
 
 
 def first_that_fits(

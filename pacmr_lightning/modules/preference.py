@@ -242,7 +242,7 @@ class PreferenceModule(TrainedOnly):
         why: object = "the default without a GPU"
         if can_be_tried(device):
             keeps = self.weighting.keep_gradients is True
-            why = found = fit_pairs(
+            why = fit = fit_pairs(
                 policy,
                 data.longest_pairs(self._share),
                 "auto" if self.asks_micro_batch_size else self.micro_batch,
@@ -251,25 +251,25 @@ class PreferenceModule(TrainedOnly):
                 kept=self._share if keeps else 0,
             )
             if self.asks_micro_batch_size:
-                self.micro_batch_size = found.way.size
+                self.micro_batch_size = fit.way.size
         elif policy.asks_gradient_checkpointing:
             policy.recompute(False)
         self._report_auto(why)
 
     def _report_auto(self, why: object) -> None:
         """Record and print the chosen values."""
-        found = self._auto_options()
-        self.options |= {name.removeprefix("--model."): value for name, value in found.items()}
-        rank_zero_info(chosen(found, why))
+        options = self._auto_options()
+        self.options |= {name.removeprefix("--model."): value for name, value in options.items()}
+        rank_zero_info(chosen(options, why))
 
     def _auto_options(self) -> dict[str, Any]:
         """Return the options that are "auto" and decided by memory, by full name, with their values."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.asks_micro_batch_size:
-            found["--model.micro_batch_size"] = self.micro_batch_size
+            options["--model.micro_batch_size"] = self.micro_batch_size
         if self.policy.asks_gradient_checkpointing:
-            found["--model.policy.gradient_checkpointing"] = self.policy.gradient_checkpointing
-        return found
+            options["--model.policy.gradient_checkpointing"] = self.policy.gradient_checkpointing
+        return options
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
@@ -366,10 +366,10 @@ class PreferenceModule(TrainedOnly):
     def on_validation_epoch_end(self) -> None:
         """Log the means as ``val/...``, or ``test/...``."""
         split = "test" if self.trainer.testing else "val"
-        found = self.held_out_means.compute()
+        means = self.held_out_means.compute()
         lost = torch.tensor(math.nan, device=self.device)  # the mean is left out if it is not finite
-        check_finite(found.get("loss", lost), of=f"{split} loss")
-        for name, value in found.items():
+        check_finite(means.get("loss", lost), of=f"{split} loss")
+        for name, value in means.items():
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)
 

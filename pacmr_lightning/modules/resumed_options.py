@@ -64,10 +64,10 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
         made = [kind.__init__ for kind in kinds]  # type: ignore[misc]
         keys = dict.fromkeys(key for each in made for key in inspect.signature(each).parameters)
         items = [(f"{name}.{key}", getattr(value, key)) for key in keys if hasattr(value, key)]
-    found = {} if isinstance(value, Mapping) else {name: type(value).__name__}
+    options = {} if isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:
-        found |= flat_options(key, item)
-    return found
+        options |= flat_options(key, item)
+    return options
 
 
 def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:

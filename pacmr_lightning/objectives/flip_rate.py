@@ -134,9 +134,9 @@ class RPOEM(Objective):
         self.estimated_rate = self._moved(self.estimated_rate, float(sums[0] / sums[1]))
 
     def _moved(self, rate: float, wrong: float) -> float:
-        found = (1 - self.momentum) * rate + self.momentum * wrong
+        new_rate = (1 - self.momentum) * rate + self.momentum * wrong
         # EM never leaves 0 or 1, where the logit is infinite.
-        return min(max(found, 1e-6), 1 - 1e-6)
+        return min(max(new_rate, 1e-6), 1 - 1e-6)
 
 
 class AnnotatorRPOEM(RPOEM):

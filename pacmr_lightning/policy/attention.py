@@ -91,10 +91,10 @@ def attention_plans(
     """Return plans in a fixed order, so that all processes and resumed runs agree."""
     own = attention_of(model)
     own = plain_attention(model) if own == VARLEN else own  # the layout of shorter pairs
-    found = [AttentionPlan(own, "separate"), AttentionPlan(own, "plain")]
+    plans = [AttentionPlan(own, "separate"), AttentionPlan(own, "plain")]
     if layout == "separate" or own not in PLAIN:
-        return found
-    found.insert(0, AttentionPlan(own, "shared"))
+        return plans
+    plans.insert(0, AttentionPlan(own, "shared"))
     if asked == "auto" and packs(model, device):
-        found.insert(0, AttentionPlan(VARLEN, "packed"))
-    return found
+        plans.insert(0, AttentionPlan(VARLEN, "packed"))
+    return plans

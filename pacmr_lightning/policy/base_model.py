@@ -100,8 +100,8 @@ def _pretrained(name: str, **options: Any) -> PreTrainedModel:
     options["trust_remote_code"] = False
     _config(name)
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
-    model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
-    if missing := sorted(found["missing_keys"]):
+    model, loading_info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    if missing := sorted(loading_info["missing_keys"]):
         raise UserError(
             f"The model {name} lacks {len(missing)} weights of {type(model).__name__}, the first being "
             f"{missing[0]}; name a causal language model with its head."

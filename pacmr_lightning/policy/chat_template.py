@@ -109,8 +109,8 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None =
     They are the chat template's end of turn, the tokenizer's EOS and ``own``, the ``eos_token_id`` of a
     model's ``generation_config``. Training, ``predict`` and saved folders share this list.
     """
-    found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
-    return list(dict.fromkeys(token for token in found if token is not None))
+    tokens = [end_of_turn(tokenizer), tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+    return list(dict.fromkeys(token for token in tokens if token is not None))
 
 
 def stop_at_end_tokens(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -121,8 +121,8 @@ def stop_at_end_tokens(config: GenerationConfig, tokenizer: PreTrainedTokenizerB
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the special token that the chat template writes after an answer, or None."""
-    _, found, after = _probe(tokenizer).rpartition(_ANSWER)
-    ids = tokenizer(after if found else "", add_special_tokens=False)["input_ids"]
+    _, answer, after = _probe(tokenizer).rpartition(_ANSWER)
+    ids = tokenizer(after if answer else "", add_special_tokens=False)["input_ids"]
     return next((token for token in ids if token in tokenizer.added_tokens_decoder), None)
 
 

@@ -100,9 +100,9 @@ def add_lora(
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
     layers = options.get("layers_to_transform")
-    found = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
+    names = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     for layer in [layers] if isinstance(layers, int) else layers or []:
-        if not any(f".{layer}." in name for name in found):
+        if not any(f".{layer}." in name for name in names):
             raise UserError(f"{option} has layer {layer} in layers_to_transform, which adapts nothing there.")
     return adapted
 

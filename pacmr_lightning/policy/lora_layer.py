@@ -226,10 +226,10 @@ class WeightCasts:
 
     def _views(self, values: Tensor) -> Iterator[Tensor]:
         parts = values.to(self.dtype).split([m * n for m, n in self.shapes])
-        found = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        for part in found if self.compiled else ():
+        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        for part in views if self.compiled else ():
             torch._dynamo.mark_static(part)
-        return iter(found)
+        return iter(views)
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -288,9 +288,9 @@ class TokensOfPairs:
     def _by_pair(self, tokens: Tensor) -> Tensor:
         """One row's (1, T, n) as zero-padded (N, longest, n)."""
         order, rows, column, longest = self._places
-        found = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
-        found[rows, column] = tokens[0, order]
-        return found
+        padded = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
+        padded[rows, column] = tokens[0, order]
+        return padded
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor, int]:

@@ -22,12 +22,12 @@ def ram() -> int:
 
 def _limits() -> list[tuple[int, int]]:
     """Limits of this process's control groups, and their bytes in use without droppable file caches."""
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line.partition("::")[2] for line in lines if line.startswith("0::"))
     except (OSError, StopIteration):  # no Linux, or version 1
-        return found
+        return limits
     place = CONTROL_GROUPS / own.lstrip("/")
     for folder in (place, *place.parents):
         try:
@@ -35,8 +35,8 @@ def _limits() -> list[tuple[int, int]]:
             counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):  # no such group, or "max"
             continue
-        found.append((limit, used - int(counts.get("inactive_file", 0))))
-    return found
+        limits.append((limit, used - int(counts.get("inactive_file", 0))))
+    return limits
 
 
 def return_freed_memory() -> None:

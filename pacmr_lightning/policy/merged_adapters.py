@@ -78,8 +78,8 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedMod
             "adapter has no embeddings for them, so they would be random; save the base that the adapter was "
             "trained on, with these tokens, and name it in adapter_config.json."
         )
-    found = next_token_log_probs(merged, tokens)
-    check_same(expected, found, f"The adapter {name}, merged into {base},", "PEFT without merging")
+    actual = next_token_log_probs(merged, tokens)
+    check_same(expected, actual, f"The adapter {name}, merged into {base},", "PEFT without merging")
     return merged
 
 
@@ -152,21 +152,21 @@ def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **o
     try:
         if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:
             raise ValueError("one of them adds tokens")
-        found = PeftModel.from_pretrained(base, adapter, adapter_name="base")
-        found.add_adapter("policy", policy.peft_config[ADAPTER])
+        combined = PeftModel.from_pretrained(base, adapter, adapter_name="base")
+        combined.add_adapter("policy", policy.peft_config[ADAPTER])
         own = {
             name.replace(f".{ADAPTER}.", ".policy."): p
             for name, p in policy.named_parameters()
             if "lora_" in name
         }
         with torch.no_grad():
-            for name, parameter in found.named_parameters():
+            for name, parameter in combined.named_parameters():
                 if name in own:
                     parameter.copy_(own[name])
-        found.add_weighted_adapter(["base", "policy"], [1.0, 1.0], ADAPTER, "cat")
-        found.set_adapter(ADAPTER)
+        combined.add_weighted_adapter(["base", "policy"], [1.0, 1.0], ADAPTER, "cat")
+        combined.set_adapter(ADAPTER)
         expected = next_token_log_probs(policy, tokens).cpu()
-        check_same(expected, next_token_log_probs(found.eval(), tokens), "One LoRA adapter", "the policy")
+        check_same(expected, next_token_log_probs(combined.eval(), tokens), "One LoRA adapter", "the policy")
     except (ValueError, TypeError, RuntimeError, UserError) as error:
         raise UserError(
             f"The policy's base is the adapter {adapter}, and the two are not one LoRA adapter for {plain} "
@@ -174,8 +174,8 @@ def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **o
             "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
         ) from None
     own_config = policy.peft_config[ADAPTER]
-    found.peft_config[ADAPTER].base_model_name_or_path = own_config.base_model_name_or_path
-    found.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
+    combined.peft_config[ADAPTER].base_model_name_or_path = own_config.base_model_name_or_path
+    combined.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
 
 
 def compared_tokens(model: PreTrainedModel, own: list[int] | dict[str, list[int]] | None = None) -> Tensor:

@@ -319,7 +319,7 @@ class PolicyModel(nn.Module):
         Yields (N, ...) gradients by adapter parameter, filled at the end, or (N,) products with a
         ``direction``. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
-        found: Direction = {}
+        gradients: Direction = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
         taken = {
             names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
@@ -328,16 +328,16 @@ class PolicyModel(nn.Module):
         try:
             for names, layer in layers.items():
                 layer.per_pair = taken[names]
-            yield found
+            yield gradients
         finally:
             for layer in layers.values():
                 layer.per_pair = None
         for names, both in taken.items():
-            found |= zip(names, both.found, strict=False)
+            gradients |= zip(names, both.found, strict=False)
         for name, parameter in self.adapter().items():
-            if name not in found:  # of a layer that no token passes
+            if name not in gradients:  # of a layer that no token passes
                 size = shape(parameter) if direction is None else ()
-                found[name] = parameter.new_zeros(rows.pairs, *size)
+                gradients[name] = parameter.new_zeros(rows.pairs, *size)
 
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""
@@ -554,10 +554,10 @@ def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = T
     lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     if not stop or len(lists) != 1 or half == number:
         return model.base_model(**inputs, output_hidden_states=True).hidden_states[half]
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def read(_: nn.Module, __: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        states.append(output[0] if isinstance(output, tuple) else output)
         raise _Enough
 
     handle = lists[0][half - 1].register_forward_hook(read)
@@ -567,4 +567,4 @@ def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = T
         pass
     finally:
         handle.remove()
-    return found[0]
+    return states[0]

@@ -96,7 +96,7 @@ def packed_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     window = options.get("sliding_window")
     attend: Callable[..., Any] = varlen_attn
-    found = attend(
+    attention = attend(
         q,
         _Keys.apply(k, packing),
         _Keys.apply(v, packing),
@@ -107,7 +107,7 @@ def packed_attention(
         window_size=(-1 if window is None else window - 1, 0),
         **(_GROUPED if k.shape[1] != q.shape[1] else {}),
     )
-    return found[None], None
+    return attention[None], None
 
 
 class _Keys(torch.autograd.Function):
@@ -121,9 +121,9 @@ class _Keys(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         packing = ctx.packing
-        found = gradient.index_select(0, packing.first)
-        prompts = found.index_select(0, packing.prompts) + gradient.index_select(0, packing.second)
-        return found.index_copy_(0, packing.prompts, prompts), None
+        columns = gradient.index_select(0, packing.first)
+        prompts = columns.index_select(0, packing.prompts) + gradient.index_select(0, packing.second)
+        return columns.index_copy_(0, packing.prompts, prompts), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(VARLEN, packed_attention)

@@ -24,7 +24,7 @@ _STRETCHED = ("linear", "dynamic", "yarn")
 def scalings(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """Return a model's rotary scalings: one, or one per layer type."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return [found for found in (rope, *rope.values()) if isinstance(found, dict) and "rope_type" in found]
+    return [entry for entry in (rope, *rope.values()) if isinstance(entry, dict) and "rope_type" in entry]
 
 
 def positions(config: PreTrainedConfig) -> int | None:
@@ -33,12 +33,12 @@ def positions(config: PreTrainedConfig) -> int | None:
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if limit is None or getattr(config, "alibi", False):
         return None
-    found = [limit]
+    limits = [limit]
     for scaling in scalings(config):
         if scaling["rope_type"] in _STRETCHED:
             before = scaling.get("original_max_position_embeddings") or limit
-            found.append(int(before * scaling.get("factor", 1)))
-    return max(found)
+            limits.append(int(before * scaling.get("factor", 1)))
+    return max(limits)
 
 
 def check_tokens(name: str, model: PreTrainedModel, lengths: np.ndarray, largest: int) -> None:
@@ -82,12 +82,12 @@ def choose_by_row(model: nn.Module, config: PreTrainedConfig) -> int | None:
 
 def _by_row(forward: Callable[..., Any]) -> Callable[..., Any]:
     def each(x: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        found = []
+        outputs = []
         for row in position_ids.split(1):
             forward(x, torch.zeros_like(row[:, :1]), *args, **options)  # dynamic: forget longer rows
-            found.append(forward(x, row, *args, **options))
-        if isinstance(found[0], Tensor):
-            return torch.cat(found)
-        return tuple(torch.cat(part) for part in zip(*found, strict=True))
+            outputs.append(forward(x, row, *args, **options))
+        if isinstance(outputs[0], Tensor):
+            return torch.cat(outputs)
+        return tuple(torch.cat(part) for part in zip(*outputs, strict=True))
 
     return each

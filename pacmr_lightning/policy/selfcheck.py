@@ -180,32 +180,32 @@ class _PairCheck:
             return f"beyond {limit} tokens its rotary frequencies depend on the length of a whole row"
         try:
             use_attention(self.model, plan.attention)
-            found = self._computed(plan.layout)
-            if self._difference(found, truth) is None:
+            computed = self._computed(plan.layout)
+            if self._difference(computed, truth) is None:
                 return None
             # Rounding in the model's own forward may explain it.
             with self.by_trusted_kernels():
                 drawn = [self._errors(self._computed(None, seed), truth) for seed in range(DRAWS)]
             value, gradient = map(max, zip(*drawn, strict=True))
-            return self._difference(found, truth, (value, gradient))
+            return self._difference(computed, truth, (value, gradient))
         except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
 
-    def _difference(self, found: Computed, truth: Computed, rounding: Errors = (0.0, 0.0)) -> str | None:
+    def _difference(self, computed: Computed, truth: Computed, rounding: Errors = (0.0, 0.0)) -> str | None:
         if not truth[0].isfinite().all():
             return None  # it is reported where pairs are scored
-        value, gradient = self._errors(found, truth)
+        value, gradient = self._errors(computed, truth)
         if not value <= max(TOLERANCE[self.model.dtype], ROUNDING_FACTOR * rounding[0]):
             return f"its log-probabilities differ by {value:.1e} nats per token"
         limit = max(GRADIENT_TOLERANCE[self.model.dtype], ROUNDING_FACTOR * rounding[1])
         return None if gradient <= limit else f"its gradient is {gradient:.0%} off"
 
-    def _errors(self, found: Computed, truth: Computed) -> Errors:
+    def _errors(self, computed: Computed, truth: Computed) -> Errors:
         tokens = self.pairs.sizes[:, 1:].T
         tokens = torch.cat([tokens[:, :1], tokens], dim=1)
-        value = float(((found[0] - truth[0]).abs() / tokens).max())
-        return value, float((found[1] - truth[1]).norm() / truth[1].norm())
+        value = float(((computed[0] - truth[0]).abs() / tokens).max())
+        return value, float((computed[1] - truth[1]).norm() / truth[1].norm())
 
     def _looks_ahead(self) -> float:
         """Mean change of the first half's log-probabilities, in nats, with other tokens after it."""
@@ -264,5 +264,5 @@ class _PairCheck:
         """(2, N) log-probabilities of chosen and rejected."""
         if layout is None:
             return torch.cat([self.score(rows).chosen for rows in alone_rows(pairs)]).view(2, -1)
-        found = self.score(rows_of(layout, pairs))
-        return torch.stack([found.chosen, found.rejected])
+        log_probs = self.score(rows_of(layout, pairs))
+        return torch.stack([log_probs.chosen, log_probs.rejected])

@@ -83,7 +83,7 @@ def alone_rows(batch: PairBatch) -> list[Rows]:
     """Each of N chosen, then N rejected sequences on its own, as "plain"; each is the chosen of one pair."""
     rows = separate_rows(batch)
     assert rows.real is not None
-    found = []
+    alone = []
     for place, length in enumerate(rows.real.sum(1).tolist()):
         own = rows.owner == place
         column = rows.source[1][own]
@@ -91,8 +91,8 @@ def alone_rows(batch: PairBatch) -> list[Rows]:
         names = ("input_ids", "position_ids", "token_pair", "real")
         cut: dict[str, Any] = {name: getattr(rows, name)[place : place + 1, :length] for name in names}
         cut |= {"source": (first, column), "targets": rows.targets[own], "owner": first, "pairs": 1}
-        found.append(replace(rows, **cut, whole_logits=True))
-    return found
+        alone.append(replace(rows, **cut, whole_logits=True))
+    return alone
 
 
 def row_multiple(device: torch.device) -> int:

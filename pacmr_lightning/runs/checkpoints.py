@@ -56,7 +56,7 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
     """
     if ckpt_path is None:
         return None, 0
-    found = sorted(folder.glob("*.ckpt"))
+    files = sorted(folder.glob("*.ckpt"))
     if ckpt_path != "last":
         path = local_path(ckpt_path)
         if not path.is_file():
@@ -70,12 +70,12 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
                 "one of the run."
             ) from None
         return str(path), step
-    newest, step = _newest(found, training)
+    newest, step = _newest(files, training)
     if newest is not None:
         return str(newest), step
-    if found:
+    if files:
         raise UserError(
-            f"None of the {len(found)} checkpoints in {folder} can be used; put a good copy of one there, or "
+            f"None of the {len(files)} checkpoints in {folder} can be used; put a good copy of one there, or "
             "delete them to train from the beginning."
         )
     if not training:

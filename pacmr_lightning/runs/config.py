@@ -71,8 +71,8 @@ def _strategy(config: Namespace) -> tuple[str, type, Namespace]:
     if isinstance(given, Namespace):
         return given.class_path, resolve_name(given.class_path), given.get("init_args") or Namespace()
     if given in strategies.StrategyRegistry:
-        found = strategies.StrategyRegistry[given]
-        return given, found["strategy"], Namespace(**found["init_params"])
+        entry = strategies.StrategyRegistry[given]
+        return given, entry["strategy"], Namespace(**entry["init_params"])
     return given, strategies.Strategy, Namespace()
 
 

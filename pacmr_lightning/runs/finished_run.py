@@ -71,17 +71,17 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
             "SFT writes a plain Hugging Face model when it ends, into the folder model of the run."
         )
     checkpoints = path.parent / CHECKPOINTS
-    found = checkpoints / f"{checkpoint}.ckpt"
-    if not found.exists():
+    saved = checkpoints / f"{checkpoint}.ckpt"
+    if not saved.exists():
         names = sorted(file.stem for file in checkpoints.glob("*.ckpt"))
         fix = f"choose one of {', '.join(names)}" if names else "train it until it has one"
         raise UserError(f"The run {folder} has no checkpoint {checkpoint}; {fix}.")
-    if found.is_dir():
+    if saved.is_dir():
         raise UserError(
-            f"{found} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
+            f"{saved} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
-    return FinishedRun(str(path.parent), model, data, trainer, base, found)
+    return FinishedRun(str(path.parent), model, data, trainer, base, saved)
 
 
 def load_run(

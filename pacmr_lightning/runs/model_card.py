@@ -105,8 +105,8 @@ def model_card(
         dtype=dtype,
         source=public(options["source"]),
         counts={
-            split: ", ".join(f"{name} {count:,}" for name, count in found.items() if count)
-            for split, found in counts
+            split: ", ".join(f"{name} {count:,}" for name, count in numbers.items() if count)
+            for split, numbers in counts
         },
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,

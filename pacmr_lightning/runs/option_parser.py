@@ -141,28 +141,28 @@ def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]
     value = (re.findall(r"(?:Given|Got) value: ?(.*)", text) or [""])[-1] or "nothing"
     value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
     flat = " ".join(text.split())
-    if found := _NO_CLASS.search(text):
+    if match := _NO_CLASS.search(text):
         # An option of a class that is not given yet.
         value = re.sub(
-            r"NestedArg\(key='(.*?)', val='?(.*?)'?\)", r"\1 = \2", found[1] or found[2] or found[3] or value
+            r"NestedArg\(key='(.*?)', val='?(.*?)'?\)", r"\1 = \2", match[1] or match[2] or match[3] or value
         )
         own = sorted(name for name, kind in classes.items() if kind.__module__.startswith("pacmr_lightning"))
         choice = f"choose one of {', '.join(own)}, or give an import path." if own else "give another."
         near = get_close_matches(value.rpartition(".")[2], classes, 1, 0.75)
-        what = f"{value} is no class that fits here{f' ({found[4]})' if found[4] else ''}"
+        what = f"{value} is no class that fits here{f' ({match[4]})' if match[4] else ''}"
         return key, f"{what}; {_meant(near) or choice}"
     if "ption 'class_path'" in text:
         return key, "a class has class_path and init_args only."
-    if found := re.search(r"^\s*- (?!Expected|Not a)(.*\.)$", text, re.MULTILINE):  # by the class in a union
-        return key, found[1]
+    if match := re.search(r"^\s*- (?!Expected|Not a)(.*\.)$", text, re.MULTILINE):  # by the class in a union
+        return key, match[1]
     if kinds := re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", text, re.MULTILINE):
         return key, _expected(kinds, value)
-    if found := re.search(r"[oO]ption '([^']+)'", text):
-        return ".".join(filter(None, (key, found[1]))), f"unknown option; {_near(found[1], parser)}"
-    if found := re.match(r"unrecognized arguments:.*? (-[^\s=]+)", flat):
-        return found[1], f"unknown option; {_near(found[1].lstrip('-'), parser, '--')}"
-    if found := re.match(r"the following arguments are required: (.+)", flat):
-        return key, f"{found[1]} must be given."
+    if match := re.search(r"[oO]ption '([^']+)'", text):
+        return ".".join(filter(None, (key, match[1]))), f"unknown option; {_near(match[1], parser)}"
+    if match := re.match(r"unrecognized arguments:.*? (-[^\s=]+)", flat):
+        return match[1], f"unknown option; {_near(match[1].lstrip('-'), parser, '--')}"
+    if match := re.match(r"the following arguments are required: (.+)", flat):
+        return key, f"{match[1]} must be given."
     return key, flat.rstrip(".") + "."
 
 
@@ -215,12 +215,12 @@ def _actions(parser: ArgumentParser | None) -> Iterator[Any]:
 def _near(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
     """Propose the option that was probably meant: by its start, its short name, its end, or similar."""
     names = [a.dest for a in _actions(parser) if a.option_strings and not a.dest.endswith(".help")]
-    found = [known for known in names if known.startswith(name)][:3]
-    if not found and name in ELSEWHERE and "model" in names:
-        found = [ELSEWHERE[name]]
-    found = found or [known for known in names if known.endswith(f".{name}")][:2]
-    found = found or get_close_matches(name, names, 1, 0.75)
-    return _meant([dashes + one for one in found]) or "--help lists the options."
+    matches = [known for known in names if known.startswith(name)][:3]
+    if not matches and name in ELSEWHERE and "model" in names:
+        matches = [ELSEWHERE[name]]
+    matches = matches or [known for known in names if known.endswith(f".{name}")][:2]
+    matches = matches or get_close_matches(name, names, 1, 0.75)
+    return _meant([dashes + one for one in matches]) or "--help lists the options."
 
 
 def _meant(names: list[str]) -> str:

@@ -18,8 +18,8 @@ FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "c
 @cache
 def names() -> tuple[str, ...]:
     """Return all names without ``.yaml``, those for your own data first."""
-    found = (file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
-    return tuple(sorted(found, key=lambda name: ("/" in name, name)))
+    configs = (file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+    return tuple(sorted(configs, key=lambda name: ("/" in name, name)))
 
 
 def did_you_mean(path: str) -> str:
@@ -41,7 +41,7 @@ def resolved(path: str) -> str:
 
 def with_files(words: list[str]) -> list[str]:
     """Return a command's words with names after ``--config`` resolved; UserError for an unknown one."""
-    found = list(words)
+    command = list(words)
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag not in ("--config", "-c") or not (equals or words[place + 1 :]):
@@ -53,10 +53,10 @@ def with_files(words: list[str]) -> list[str]:
                 f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists all."
             )
         if file != value:
-            found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
+            command[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 print(f"--config {value} is {file}", file=sys.stderr)
-    return found
+    return command
 
 
 def told(name: str) -> str:

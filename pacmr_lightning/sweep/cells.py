@@ -73,7 +73,7 @@ def cells(sweep: Sweep) -> list[Cell]:
 
     Raises UserError if two cells are the same run or share a folder.
     """
-    found = [
+    grid = [
         _cell(sweep, name, method, noise, seed, dict(zip(method.vary, values, strict=True)))
         for seed, noise in product(sweep.seeds, sweep.noise_rates)
         for name, method in sweep.methods.items()
@@ -81,7 +81,7 @@ def cells(sweep: Sweep) -> list[Cell]:
     ]
     runs: dict[str, Cell] = {}
     folders: dict[Path, Cell] = {}
-    for cell in found:
+    for cell in grid:
         same = runs.setdefault(json.dumps([cell.configs, cell.options]), cell)
         if same is not cell:
             raise UserError(
@@ -94,7 +94,7 @@ def cells(sweep: Sweep) -> list[Cell]:
                 f"The cell {other} and the cell {cell} would share the folder {cell.folder}, which has _ for "
                 "signs such as /; change more than signs in one of them."
             )
-    return found
+    return grid
 
 
 def _cell(
@@ -152,17 +152,17 @@ def short_name(option: str) -> str:
 
 def config_contents(cell: Cell) -> dict[str, Any]:
     """Return the contents of the cell's config files by path."""
-    found = {}
+    contents = {}
     for path in cell.configs:
         try:
-            found[path] = _yaml(Path(path).resolve(), Path(path).stat().st_mtime_ns)
+            contents[path] = _yaml(Path(path).resolve(), Path(path).stat().st_mtime_ns)
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise UserError(
                 f"The config {path} of the method {cell.method} cannot be read ({reason}); correct its name "
                 f"in the sweep file{did_you_mean(path)}."
             ) from None
-    return found
+    return contents
 
 
 @lru_cache

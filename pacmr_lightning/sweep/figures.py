@@ -42,11 +42,11 @@ def draw_noise(frame: pd.DataFrame) -> Figure | None:
     for axis, name in zip(axes.flat, measures, strict=False):
         for i, rate in enumerate(rates):
             asked = numbers["measure"].eq(name) & numbers["noise"].eq(rate)
-            found = numbers[asked].set_index("row").reindex(rows)
+            points = numbers[asked].set_index("row").reindex(rows)
             beside = places + 0.24 * (i - (len(rates) - 1) / 2)
             style: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
             style |= {"ms": 4, "ls": "none", "elinewidth": 1, "label": f"{100 * rate:g}%"}
-            axis.errorbar(found["mean"], beside, xerr=found["stderr"], **style)
+            axis.errorbar(points["mean"], beside, xerr=points["stderr"], **style)
         axis.set_xlabel(MEASURES[name].heading)
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.ticklabel_format(axis="x", style="plain", useOffset=False)  # an offset would be on the label

@@ -162,15 +162,15 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
 
     Cells with the same seed and noise rate share wrong labels and order, so these effects cancel.
     """
-    found = []
+    rows = []
     long = frame.melt(["row", "noise", "seed"], list(MEASURES), "measure", "value").dropna(subset="value")
     for (noise, measure), values in long.groupby(["noise", "measure"], sort=False):
         by_seed = values.pivot(index="seed", columns="row", values="value")
         for first, second in permutations(by_seed.columns, 2):
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
-                found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
-    return pd.DataFrame(found, columns=["measure", "noise", "first", "second", "mean", "stderr", "seeds"])
+                rows.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
+    return pd.DataFrame(rows, columns=["measure", "noise", "first", "second", "mean", "stderr", "seeds"])
 
 
 def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -236,7 +236,7 @@ def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.
         if (summary := judged(sweep.evaluate, cell, anchor)) is not None:
             verdicts = pd.DataFrame(read_responses(cell.folder / VERDICT_FOLDER / VERDICTS))
             groups.setdefault((labels[cell.name], cell.noise), []).append((summary, verdicts))
-    found = []
+    rows = []
     for (label, noise), members in groups.items():
         frame = pd.concat([verdicts for _, verdicts in members])
         _, prompts = np.unique(frame["prompt"].map(content_key), return_inverse=True)
@@ -248,8 +248,8 @@ def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.
         broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
         known = judged_pairs / (judged_pairs.sum() or np.nan)
         means = {"flipped": 100 * known @ flipped, "invalid": 100 * known @ broken, "pairs": len(frame)}
-        found += [row | {"measure": measure, "value": value} for measure, value in means.items()]
+        rows += [row | {"measure": measure, "value": value} for measure, value in means.items()]
         for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
             values = {key: factor * value for key, value in asdict(one).items()}
-            found.append(row | {"measure": measure} | values)
-    return pd.DataFrame(found)
+            rows.append(row | {"measure": measure} | values)
+    return pd.DataFrame(rows)

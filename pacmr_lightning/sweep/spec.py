@@ -132,8 +132,8 @@ def filled(value: Any, known: Mapping[str, Any], place: str) -> Any:
         UserError: a placeholder is not among the ``known`` ones.
     """
 
-    def word(found: re.Match[str]) -> str:
-        doubled, name = found.groups()
+    def word(match: re.Match[str]) -> str:
+        doubled, name = match.groups()
         if doubled:
             return f"{{{doubled}}}"
         if name not in known:
@@ -172,13 +172,13 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     are like this one.
     """
     try:
-        found = expanded(get_loader("yaml")(Path(resolved(path)).read_text(encoding="utf-8")))
+        contents = expanded(get_loader("yaml")(Path(resolved(path)).read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
         raise UserError(f"{path} is not a sweep file: {reason}.") from None
-    given = _mapping(found, path)
+    given = _mapping(contents, path)
     if isinstance(given.get("methods"), dict):
         methods = given["methods"].items()
         given["methods"] = {str(name): _mapping(it or {}, f"{path}, method {name}") for name, it in methods}
@@ -199,11 +199,11 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
     return given
 
 
-def _mapping(found: Any, place: str) -> dict[str, Any]:
+def _mapping(settings: Any, place: str) -> dict[str, Any]:
     """Return keys and values, without collections that are left empty."""
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected keys and values, but got {found!r}.")
-    return {key: value for key, value in found.items() if value is not None or key not in MAPPINGS}
+    if not isinstance(settings, dict):
+        raise UserError(f"{place}: expected keys and values, but got {settings!r}.")
+    return {key: value for key, value in settings.items() if value is not None or key not in MAPPINGS}
 
 
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:

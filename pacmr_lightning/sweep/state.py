@@ -141,12 +141,12 @@ def last_line(log: Path) -> str:
 def _described(cell: Cell) -> dict[str, Any]:
     """Settings that determine the cell's result, as read from JSON."""
     configs = config_contents(cell)
-    found: dict[str, Any] = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
+    settings: dict[str, Any] = {"arguments": cell.arguments, "configs": configs, "first": cell.first}
     if cell.after:
         before = _read(cell.after)
-        found["predecessor"] = {key: before.get(key) for key in (*found, "predecessor", "files")}
+        settings["predecessor"] = {key: before.get(key) for key in (*settings, "predecessor", "files")}
     files = _inputs([given_options(cell.arguments), *configs.values()], cell)
-    return json.loads(json.dumps(found, default=str)) | {"files": files}
+    return json.loads(json.dumps(settings, default=str)) | {"files": files}
 
 
 def _predicted(cell: Cell) -> dict[str, Any]:
@@ -156,13 +156,13 @@ def _predicted(cell: Cell) -> dict[str, Any]:
 
 def given_options(words: list[str]) -> dict[str, Any]:
     """Return the values of the options of a ``pacmr`` command, those in JSON as objects."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     words = words[len(words) % 2 :]  # without the command
     for name, text in zip(words[::2], words[1::2], strict=True):
-        found[name[2:]] = text
+        options[name[2:]] = text
         with suppress(ValueError):
-            found[name[2:]] = json.loads(text)
-    return found
+            options[name[2:]] = json.loads(text)
+    return options
 
 
 def texts_in(options: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -176,7 +176,7 @@ def texts_in(options: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def _inputs(options: Any, cell: Cell) -> dict[str, str]:
     """Return digests (on the Hub commits) by path of what options read, but configs and cells' own files."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name, text in texts_in(options):
         path = local_path(text).resolve()
         own = any(path.is_relative_to(folder.resolve()) for folder in (cell.folder, cell.after) if folder)
@@ -186,15 +186,15 @@ def _inputs(options: Any, cell: Cell) -> dict[str, str]:
         # Other folders are written to, by loggers for one.
         is_data = os.path.isdir(path) and re.search(r"\.(source|clean_meta)\b", name)
         if os.path.isfile(path) or is_model or is_data:
-            found[text] = _digest(path, tuple((file, file.stat().st_mtime_ns) for file in files_of(path)))
+            digests[text] = _digest(path, tuple((file, file.stat().st_mtime_ns) for file in files_of(path)))
         else:
             for kind in ("models", "datasets"):
                 commit = Path(HF_HUB_CACHE, f"{kind}--{text.replace('/', '--')}", "refs", "main")
                 if os.path.isfile(commit):
-                    found[text] = commit.read_text()
+                    digests[text] = commit.read_text()
         if os.path.isfile(path / ADAPTER):
-            found |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
-    return found
+            digests |= _inputs(json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path"), cell)
+    return digests
 
 
 @lru_cache

@@ -160,38 +160,38 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
     over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
     anchor = sweep.methods[sweep.anchor].label or sweep.anchor if sweep.anchor else ""
     known = [name for name in results.MEASURES if name in set(numbers["measure"])]
-    found = []
+    built = []
     if set(WIN) <= set(known):
         caption = f"Pairwise evaluation against {anchor} by {by}; {over}"
-        found.append(_by_method("main", caption, frame, numbers, WIN))
+        built.append(_by_method("main", caption, frame, numbers, WIN))
     if judged is not None and len(judged):
         caption = f"Win rates against {anchor} by {by}; 95% intervals over prompts"
         pooled_numbers = judged.rename(columns={"value": "mean"}).assign(stderr=math.nan)
         compared = frame[frame["row"].isin(judged["row"])]
-        found.append(_by_noise("judged", caption, compared, pooled_numbers, ["row"], [*results.JUDGED]))
+        built.append(_by_noise("judged", caption, compared, pooled_numbers, ["row"], [*results.JUDGED]))
     for name in known:
         if name not in WIN:
             caption = f"{results.MEASURES[name].heading}; {over}"
-            found.append(_by_method(name, caption, frame, numbers, [name]))
+            built.append(_by_method(name, caption, frame, numbers, [name]))
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
-        found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
+        built.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
     for name, method in sweep.methods.items():
         options, part = [*results.varied_columns(sweep, name).values()], frame[frame["method"].eq(name)]
         if options and len(part):
             symbols = " and ".join(results.GREEK.get(option, option) for option in options)
             caption = f"{method.label or name} over {symbols}; {over}"
-            found.append(_by_noise("-".join([name, *options]), caption, part, numbers, options))
+            built.append(_by_noise("-".join([name, *options]), caption, part, numbers, options))
     weighted = frame[frame[["flip_auroc", "vnet_updates"]].notna().any(axis=1)]
     if len(weighted):
         caption = f"Mean weights of unflipped and flipped training pairs, and VNet's updates; {over}"
         measures = [*results.WEIGHTS, "weight_gap", *results.VNET]
-        found.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
+        built.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
     probed = frame[frame["probe_gap"].notna()]
     if len(probed):
         caption = f"Mean weights of the same training pairs in all runs, by the final weight function; {over}"
-        found.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*results.PROBE]))
-    return found
+        built.append(_by_noise("final-weights", caption, probed, numbers, ["row"], [*results.PROBE]))
+    return built
 
 
 def _by_method(
@@ -232,17 +232,17 @@ def _by_noise(
 
 def _entries(lines: Sequence[Line], frame: pd.DataFrame, numbers: pd.DataFrame) -> list[list[Entry]]:
     """Return filled lines; the largest means at the displayed precision are marked, unless all are equal."""
-    found = {(one["row"], one["measure"], one["noise"]): one for _, one in numbers.iterrows()}
+    measured = {(one["row"], one["measure"], one["noise"]): one for _, one in numbers.iterrows()}
     fair = set(frame[~frame["bound"]]["row"])
     shown: defaultdict[tuple[str, float], dict[str, float]] = defaultdict(dict)
-    for (row, measure, rate), one in found.items():
+    for (row, measure, rate), one in measured.items():
         if row in fair and measure in results.MEASURES:
             shown[measure, rate][row] = round(one["mean"], results.MEASURES[measure].digits)
 
     def entry(row: str, measure: str, rate: float) -> Entry:
-        if (row, measure, rate) not in found:
+        if (row, measure, rate) not in measured:
             return ""
-        one, means = found[row, measure, rate], shown[measure, rate]
+        one, means = measured[row, measure, rate], shown[measure, rate]
         best = len(set(means.values())) > 1 and means.get(row) == max(means.values())
         # Between seeds where there are several, else between prompts.
         known = math.isnan(one["stderr"]) and not math.isnan(one.get("low", math.nan))

@@ -299,17 +299,17 @@ class VNetWeighting(Weighting):
         with pairs.policy.shifted(inner.gradient, -alpha):
             # Lines 7 to 9: u of both views, pseudo-labels y_j of the pairs that pass tau, and d_meta, the
             # gradient of their loss at omega^.
-            found = self.outer.gradient(
+            outer = self.outer.gradient(
                 pairs.policy, pairs.objective.beta, meta, pairs.micro_batch_size or len(pairs.batch)
             )
-        d_norm = get_total_norm(found.d_meta.values())
-        metrics = {**found.metrics, "meta/d_norm": d_norm}
-        learns = found.retained > 0 and float(d_norm) > NORM_FLOOR and factor > 0
+        d_norm = get_total_norm(outer.d_meta.values())
+        metrics = {**outer.metrics, "meta/d_norm": d_norm}
+        learns = outer.retained > 0 and float(d_norm) > NORM_FLOOR and factor > 0
         if learns:
             # Line 10: c_i = d_meta . grad l_i(omega), clipped.
-            c = self.estimator.coefficients(pairs, found.d_meta)
+            c = self.estimator.coefficients(pairs, outer.d_meta)
             if self.check_every is not None and self.updates % self.check_every == 0:
-                metrics |= self._estimator_error(c, pairs, found.d_meta)
+                metrics |= self._estimator_error(c, pairs, outer.d_meta)
             clipped = self.estimator.clipped(c)
             metrics |= coefficient_metrics(c, clipped, inner.total)
             # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.

@@ -78,11 +78,11 @@ class AuditedWeights(Weighting):
                 f"{len(missing)} of {len(values)} rows have no {name} ({missing[0]} for one), from which "
                 "AuditedWeights takes their weights; give each row a value."
             )
-        found = np.array(values, dtype=float)
-        found = (found >= 0.5).astype(float) if self.hard else found
+        weights = np.array(values, dtype=float)
+        weights = (weights >= 0.5).astype(float) if self.hard else weights
         what = "Soft labels" if self.soft_labels else "Weights"
-        rank_zero_info(f"{what} are the column {name} of the rows; their mean is {found.mean():.3g}.")
-        return dict(zip(ids, found.tolist(), strict=True))
+        rank_zero_info(f"{what} are the column {name} of the rows; their mean is {weights.mean():.3g}.")
+        return dict(zip(ids, weights.tolist(), strict=True))
 
     @cached_property
     def _table(self) -> AuditTable:
