@@ -68,7 +68,12 @@ def text_of(row: dict[str, Any], name: str, place: str) -> str:
 
 
 def _text_or_messages(value: object) -> str | Messages:
-    return checked_messages(value) if isinstance(value, list) else _text(value)
+    if not isinstance(value, list):
+        return _text(value)
+    messages = checked_messages(value)
+    for message in messages:
+        _text(message["content"] or "")
+    return messages
 
 
 def _label(value: object) -> str | None:

@@ -180,10 +180,11 @@ class TokenizedPairs:
         values = cached_values(ask, policy, collate, *pairs, title=title, **options)
         result = np.full((len(self), values.shape[1]), np.nan, values.dtype)
         result[asked] = values
-        sides = (result, -result) if differences else (result[:, ::2], result[:, 1::2])
-        both = as_trained(dict(zip(_SIDES[0], sides, strict=True)), self.swapped)
         if differences:
-            return np.stack(both["chosen"])
+            one = np.ones(len(self), result.dtype)
+            result *= np.array(as_trained({"chosen": one, "rejected": -one}, self.swapped)["chosen"])[:, None]
+            return result
+        both = as_trained({"chosen": result[:, ::2], "rejected": result[:, 1::2]}, self.swapped)
         return np.stack([both["chosen"], both["rejected"]], axis=2).reshape(result.shape)
 
     def reference_log_probs(
@@ -224,7 +225,7 @@ def _mean_state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
 
 
 def as_trained(columns: Mapping[str, Any], swapped: Sequence[bool]) -> dict[str, list[Any]]:
-    """Return columns of N rows, with the other label where ``swapped``: flips are applied here alone."""
+    """Return columns of N rows, with the other label where ``swapped``."""
     relabelled = {name: list(values) for name, values in columns.items()}
     for one, other in _SIDES:
         if one in columns:

@@ -42,6 +42,7 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     found = audit(module, data, AuditOptions("probe", noise_rate=0.3, output="audit"))
     said = Path("audit/report.html").read_text(encoding="utf-8")
     assert "labels are probably wrong, at a given rate of random flips of 30.0%" in said
+    assert data.train_pairs.reference is None  # the next fit may have another
     u, by_policy = (each.table.set_index("id")["u"].sort_index() for each in (found, names["found"]))
     pd.testing.assert_series_equal(u, by_policy)
     weighting = AuditedWeights("audit/pairs.parquet", soft_labels=True)
@@ -53,7 +54,8 @@ def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
     again = PreferenceModule.load_from_checkpoint(last, policy=model, weighting=VNetWeighting(every=10))
     assert again.method == "pacmr" and again.vnet is not None
     for wrong, options, said in (
-        ((module,), None, r"call audit\(module, datamodule\)"),
+        ((module,), None, r"call audit\(module, datamodule\) after trainer\.fit"),
+        ((again, data), None, r"call audit\(module, datamodule\) after trainer\.fit"),
         ((module, data), AuditOptions("dpo"), "scorer is dpo, which needs a run of pacmr fit"),
         ((module, data), AuditOptions(dtype="float32"), "dtype is float32, but a module is audited as it is"),
         ((second, data), AuditOptions(output="audit"), "was trained with the audit in its folder"),

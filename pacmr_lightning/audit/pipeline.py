@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from ..datamodules import PreferenceDataModule, Source, pairs_of
 from ..datamodules.reading import readable_texts
 from ..errors import UserError
 from ..files import check_writable, expanded, local_path, write_frame, write_text
 from ..modules import PreferenceModule
+from ..modules.schedule import datamodule
 from ..policy.hub_access import similar_folder
 from ..runs.folder import AUDIT, AUDITED_PAIRS, CONFIG
 from ..waiting import waiting
@@ -22,7 +24,7 @@ from .combination import ENOUGH, VIEWS, combined_score
 from .html_report import html_report
 from .manual_review import Decisions, Texts, random_sample
 from .options import OF_A_MODEL, OF_A_RUN, AuditOptions
-from .scored_pairs import ScoredPairs, score_fit, score_model, score_run
+from .scored_pairs import ScoredPairs, refuse_own_audit, score_fit, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
@@ -131,17 +133,34 @@ def audit(
 
 def _audit_fit(module: PreferenceModule, data: Any, options: AuditOptions) -> AuditResult:
     """Audit the training pairs of a module that a Python program has fitted."""
-    if not isinstance(data, PreferenceDataModule) or data.train_pairs is None:
-        raise UserError("A module is audited with the datamodule of its fit; call audit(module, datamodule).")
+    trainer = module._trainer  # the property raises without one
+    if trainer is None or data is None or data is not datamodule(trainer) or data.train_pairs is None:
+        raise UserError(
+            "A module is audited with the datamodule of its fit, in the same program; call "
+            "audit(module, datamodule) after trainer.fit."
+        )
+    if trainer.world_size > 1:
+        raise UserError(
+            f"The trainer has {trainer.world_size} processes, but an audit of a module runs in one; save the "
+            "adapter and call pacmr audit ADAPTER --data FILE."
+        )
     options.refuse((*OF_A_MODEL, *OF_A_RUN), "a module is audited as it is, with its datamodule's pairs")
     if options.score == "dpo":
         raise UserError("scorer is dpo, which needs a run of pacmr fit; use probe or policy for a module.")
-    run = local_path(module.trainer.default_root_dir)
+    run = local_path(trainer.default_root_dir)
     folder = local_path(options.output or run / AUDIT)
     check_writable("output", str(folder), folder)
-    noise = "" if data.noise is None else type(data.noise).__name__
-    scored = score_fit(module, data, run, replace(options, output=str(folder)), noise)
-    return conclude(scored, str(run), folder, options)
+    options = replace(options, output=str(folder))
+    refuse_own_audit(str(run), options, getattr(module.weighting, "audit", None), data.curriculum)
+    noise = "" if data.noise is None else f"{type(data.noise).__name__}, rate {data.noise_rate:g}"
+    before, was_training = data.train_pairs.reference, module.policy.training
+    module.weighting.to(torch.device("cpu"))  # where values of pairs are
+    try:
+        scored = score_fit(module, data, run, options, noise)
+    finally:  # another fit may have another reference
+        data.train_pairs.reference = before
+        module.policy.train(was_training)
+    return conclude(scored, str(run), folder, options, run / AUDIT / ANSWERS)
 
 
 def conclude(

@@ -65,6 +65,8 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
     finished = find_run(run, options.checkpoint)
+    weighting = (finished.model["init_args"].get("weighting") or {}).get("init_args") or {}
+    refuse_own_audit(run, options, weighting.get("audit"), finished.data["init_args"].get("curriculum"))
     module, data, updates = load_run(finished, as_trained=True)
     with waiting("Reading the run's pairs"):
         data.setup("fit")
@@ -81,6 +83,13 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     return scored
 
 
+def refuse_own_audit(run: str, options: AuditOptions, *used: str | None) -> None:
+    """Raise UserError if the audit would replace one of the ``used`` files, which the run learned from."""
+    table = Path(options.output or "", AUDITED_PAIRS).resolve()
+    if table in [local_path(path).resolve() for path in used if path]:
+        raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
+
+
 def score_fit(
     module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions, noise: str
 ) -> ScoredPairs:
@@ -94,9 +103,6 @@ def score_fit(
         noise: name of the injected label noise, for a note.
     """
     scorer: Scorer | None = options.score
-    used = filter(None, (getattr(module.weighting, "audit", None), data.curriculum))
-    if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(one).resolve() for one in used]:
-        raise UserError(f"{run} was trained with the audit in its folder; name another one with --output.")
     choose = scorer is None and bool(weight_parts(str(run)))
     visits = read_weights(str(run)) if choose else None
     notes = _check_pairs(options, data.source, data.train_pairs)

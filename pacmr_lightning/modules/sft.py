@@ -218,7 +218,7 @@ class SFTModule(TrainedOnly):
         # A scaler of float16 tries scales, and skips an update whose gradient overflows.
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        check_finite(self._update_loss, None if scaled else get_total_norm(gradients))
+        check_finite(self._update_loss, None if scaled or not gradients else get_total_norm(gradients))
         self._update_loss = None
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

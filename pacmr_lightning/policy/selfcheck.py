@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
@@ -124,10 +125,15 @@ class _PairCheck:
         Layers that it calls one after the other with the same tensor are computed together afterwards.
         """
         model, name = self.model, type(self.model).__name__
-        layers = {layer: key for key, layer in model.named_modules() if isinstance(layer, PolicyLora)}
+        layers = {layer: key for key, layer in model.named_modules() if isinstance(layer, LoraLayer)}
         calls: list[Any] = []
-        for layer in layers:
+        own = [layer for layer in layers if isinstance(layer, PolicyLora)]
+        for layer in own:
             layer.calls = calls
+        handles = [  # PEFT's layers, on experts
+            layer.register_forward_hook(lambda layer, *_: calls.append((lambda: None, [layer])))  # type: ignore[attr-defined]
+            for layer in layers.keys() - {*own}
+        ]
         try:
             truth = self._computed(None)
             ahead = self._looks_ahead()
@@ -140,8 +146,10 @@ class _PairCheck:
                 f"some of [{', '.join(linear_names(model))}], or name another model."
             ) from None
         finally:
-            for layer in layers:
+            for layer in own:
                 layer.calls = None
+            for handle in handles:
+                handle.remove()
         if ahead > TOLERANCE[model.dtype]:
             raise UserError(
                 f"The predictions of {name} change by {ahead:.1e} nats per token with the tokens after them; "
