@@ -16,6 +16,9 @@ class DrDPO(DPO):
     (arXiv 2407.07880.) Its gradient is that of sum_i w_i l_i with w = softmax(-l / beta') held fixed. Calling
     the objective returns l_i. The batch is that of an optimizer step over all ranks.
 
+    >>> DrDPO().group_weights(torch.tensor([0.1269, 2.1269]))
+    tensor([0.8808, 0.1192])
+
     Args:
         beta: see ``Objective``.
         beta_prime: beta', above 0; the larger, the closer to DPO. 1.0 in Qu et al.
