@@ -1,8 +1,4 @@
-"""Names of other packages that are private or undocumented and that this one uses: each is still there.
-
-A release may move any of them without a word, for which pyproject.toml bounds the packages from above. Here
-is said which package moved what, before a run trips over it.
-"""
+"""Private or undocumented names of other packages that this one uses are still there, in each release."""
 
 import inspect
 import pkgutil

@@ -1,6 +1,7 @@
 """The whole audit: scores, p, findings and files."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,9 @@ def audit(
 
 def _audit_fit(module: PreferenceModule, data: Any, options: AuditOptions) -> AuditResult:
     """Audit the training pairs of a module that a Python program has fitted."""
-    trainer = module._trainer  # the property raises without one
+    trainer = None
+    with suppress(RuntimeError):  # Lightning's, without a trainer
+        trainer = module.trainer
     if trainer is None or data is None or data is not datamodule(trainer) or data.train_pairs is None:
         raise UserError(
             "A module is audited with the datamodule of its fit, in the same program; call "
