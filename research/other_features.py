@@ -2,9 +2,11 @@
 
     PYTHONPATH=. pacmr fit --config quickstart/preference --config research/aligner.yaml \\
       --model.policy.model MODEL --data.clean_meta Files --data.clean_meta.train clean.jsonl
+    PYTHONPATH=. pacmr fit --config quickstart/preference --config research/metapo_style.yaml \\
+      --model.policy.model MODEL --data.clean_meta Files --data.clean_meta.train clean.jsonl
 
-and ``research/metapo_style.yaml`` with two or more epochs. Both are readings of methods without public code
-("Aligner, Diagnose Thyself", ICLR 2026; MetaPO, Findings of ACL 2026); results: research/notebook/vnet.md.
+Both are readings of methods without public code ("Aligner, Diagnose Thyself", ICLR 2026; MetaPO, Findings of
+ACL 2026); results: research/notebook/vnet.md.
 """
 
 import math
