@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from datasets import Features, List, Value
@@ -187,10 +188,10 @@ class Columns:
                     (texts if looks_like_messages(value) else others).add(name)
         return texts - others - (sides if sides & others else set())
 
-    def check(self, row: dict[str, Any], place: str, as_json: Set[str] = frozenset()) -> dict[str, Any]:
+    def check(self, row: dict[str, Any], place: str, as_json: Callable[[], Set[str]]) -> dict[str, Any]:
         """Return the row's values, id None if missing, messages as lists; errors begin with ``place``.
 
-        ``as_json`` are ``json_columns``.
+        ``as_json`` returns ``json_columns``, for which all rows are read.
         """
 
         def read(check: Callable[[Any], Any], name: str) -> Any:
@@ -203,7 +204,8 @@ class Columns:
 
         given = row
         texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
-        row = row | {name: read(messages_of, name) for name in texts if name in as_json}
+        like = [name for name in texts if isinstance(row[name], str) and looks_like_messages(row[name])]
+        row = row | {name: read(messages_of, name) for name in like if name in as_json()}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
@@ -241,8 +243,7 @@ class Columns:
         unread = [name for name, value in left.items() if not isinstance(value, (str, list, dict)) or value]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
-        texts = [] if lists else [name for name in texts if isinstance(row[name], str)]
-        clean["like_messages"] = [name for name in texts if looks_like_messages(row[name])]
+        clean["like_messages"] = [] if lists else [name for name in like if isinstance(row[name], str)]
         return clean
 
     def _check_prompt(self, clean: dict[str, Any], row: dict[str, Any], place: str) -> None:
@@ -308,12 +309,12 @@ def checked(
 ) -> Iterator[dict[str, Any]]:
     """Yield rows with checked values, unique ids, and prompt and responses apart.
 
-    ``numbered`` has each row and its place for errors; it is called twice.
+    ``numbered`` has each row and its place for errors; it is called again where a text looks like messages.
     """
     places: dict[str, str] = {}
     repeats: Counter[str] = Counter()
     with_prompt = without = ""
-    as_json = columns.json_columns(row for _, row in numbered())
+    as_json = cache(lambda: columns.json_columns(row for _, row in numbered()))
     for place, row in numbered():
         clean = columns.check(row, place, as_json)
         if clean["prompt"] is not None:
