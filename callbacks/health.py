@@ -5,8 +5,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pacmr_lightning.errors import UserError, check_within
-from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.errors import check_within
+
+from .recurring import check_module
 
 MIN_EFFECTIVE = 0.3
 """Effective sample size of the weights, as a share of the pairs, below which few pairs decide."""
@@ -42,8 +43,7 @@ class Health(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this. UserError for another module."""
-        if not isinstance(pl_module, PreferenceModule):
-            raise UserError("Health needs the curves of PreferenceModule; remove it from trainer.callbacks.")
+        check_module(self, pl_module)
         self._warned = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,7 +56,6 @@ class Health(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Check the curves where they have a new point, which is the same on all ranks."""
-        # Lightning sets the attribute without declaring it.
         log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not log_every or trainer.global_step % log_every:
             return

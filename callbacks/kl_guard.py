@@ -13,7 +13,7 @@ from pacmr_lightning.modules.metrics import log_numbers
 from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.strategies.sharding import whole
 
-from .recurring import Recurring
+from .recurring import Recurring, check_module
 from .samples import trained_pairs
 
 SHARE = 0.02
@@ -52,6 +52,7 @@ class KLGuard(Recurring):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Move before all other callbacks, so that what they measure and save is the restored policy."""
+        check_module(self, pl_module)
         others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
         trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
 
@@ -65,8 +66,9 @@ class KLGuard(Recurring):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep the state that the run starts from."""
-        if not trainer.global_step or "adapter" not in self._state:
+        if not trainer.global_step or "warned" not in self._state:
             self._state = {"warned": False}
+        if "adapter" not in self._state:
             self._keep(trainer, pl_module)
         every = self.every
         checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)

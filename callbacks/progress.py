@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import TrainingBatch
-from pacmr_lightning.errors import check_at_least
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.schedule import planned_updates
 
 
@@ -47,13 +47,14 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TrainingBatch, *_: Any
     ) -> None:
         """Add the update, and log if it is time."""
+        if not isinstance(batch, TrainingBatch):
+            raise UserError("Throughput counts the pairs of a TrainingBatch; remove it from the callbacks.")
         now = time.perf_counter()
         new = {"time": now - self._mark, "batches": 1, "samples": len(batch.train)}
         new["lengths"] = batch.train.token_count
         self._totals = {name: total + new[name] for name, total in self._totals.items()}
         self._mark = now
         self._rates.update(**self._totals)
-        # Lightning sets the attribute without declaring it.
         log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and trainer.global_step % log_every == 0:
             rates = {name: value for name, value in self._rates.compute().items() if name.endswith("_sec")}

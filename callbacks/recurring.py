@@ -12,8 +12,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.strategies.ranks import on_all_ranks
+
+
+def check_module(callback: Callback, pl_module: LightningModule) -> None:
+    """Raise UserError for a module other than ``PreferenceModule``."""
+    if not isinstance(pl_module, PreferenceModule):
+        raise UserError(f"{type(callback).__name__} is for PreferenceModule; remove it from the callbacks.")
 
 
 class Recurring(Callback):

@@ -55,6 +55,7 @@ class RunCheckpoint(ModelCheckpoint):
             self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
         self.save_last = True if self.save_last is None else self.save_last
         self._check_name()
+        self._last = str(Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")
         super().setup(trainer, pl_module, stage)
 
     def _check_name(self) -> None:
@@ -105,6 +106,8 @@ class RunCheckpoint(ModelCheckpoint):
                 f"The best checkpoint has the {side} {self.monitor} (checkpoint.mode {self.mode})."
             )
         self._last_global_step_saved = trainer.global_step
+        if trainer.global_step:  # or Lightning would not write over the last.ckpt of a run that was stopped
+            self.last_model_path = self._last
         self._received = 0
         wanted = [signal.SIGTERM, signal.SIGINT]
         environment = trainer._accelerator_connector.cluster_environment
@@ -138,7 +141,6 @@ class RunCheckpoint(ModelCheckpoint):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         metrics = trainer.callback_metrics
-        # Lightning sets log_every_n_steps without declaring it.
         trained = trainer.global_step >= trainer.log_every_n_steps  # type: ignore[attr-defined]
         self._check_logged(metrics, self._in_name, f"checkpoint.filename is {self.filename}", trained)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -171,9 +173,8 @@ class RunCheckpoint(ModelCheckpoint):
         if not number:
             return
         received = signal.Signals(number)
-        assert self.dirpath is not None  # since setup
-        path = Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}"
-        self._save_checkpoint(trainer, str(path))
+        self.last_model_path = self._last
+        self._save_checkpoint(trainer, self._last)
         rank_zero_info(
             f"Stopped by {received.name} after update {trainer.global_step}; go on with the same command and "
             "--ckpt_path last."

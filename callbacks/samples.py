@@ -22,7 +22,7 @@ from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
-from .recurring import Recurring
+from .recurring import Recurring, check_module
 from .to_loggers import log_texts
 
 Tokens = list[int]
@@ -72,6 +72,7 @@ class SampleResponses(Recurring):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Generate with the reference, the only time, and with the policy."""
+        check_module(self, pl_module)
         self._generates = trainer.is_global_zero or pl_module.policy.is_sharded
         count = self.prompts or 4
         tokens = 3 * count * (self.max_new_tokens or pl_module.max_new_tokens)
@@ -164,6 +165,7 @@ class SequenceKL(Recurring):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Check the prompts before the reference or the training take time."""
+        check_module(self, pl_module)
         pairs = trained_pairs(trainer)
         affordable = int(min(64, MANY * pairs / self.max_new_tokens))
         self._count = self.samples or (affordable if affordable >= 8 else 0)
@@ -255,7 +257,7 @@ class GoldReward(SequenceKL):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the data has a gold reward before the training takes time."""
         data = datamodule(trainer)
-        if stage == "fit" and (data is None or data.gold_reward is None):
+        if stage == "fit" and getattr(data, "gold_reward", None) is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
                 f"The data {task} has no gold reward; remove GoldReward from trainer.callbacks, or give a "

@@ -80,7 +80,14 @@ def cached_values(
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
     files = [folder / f"part-{number:05d}.npy" for number in range(len(parts))]
     most = CPU_BATCH_TOKENS if policy.device.type == "cpu" else BATCH_TOKENS
+    if rank == 0 and not (folder / "key.json").exists():
+        write_text(folder / "key.json", text)
     barrier()  # before any rank writes, so that all find the same parts
+    if not (folder / "key.json").exists():
+        raise UserError(
+            f"{folder} was made by the first process, but another one does not see it; put HF_DATASETS_CACHE "
+            "on storage that all machines share, or set data.reference to live."
+        )
     missing = {i: _batches(part, lengths, most) for i, part in enumerate(parts) if not files[i].exists()}
     barrier()
     total = sum(len(parts[i]) for i in missing if i % world_size == rank)
@@ -101,7 +108,6 @@ def cached_values(
                     values.append(answers)
                     progress.update(len(answers))
             if values:
-                write_text(folder / "key.json", text)
                 with replacing(files[start + rank]) as temporary, open(temporary, "wb") as file:
                     np.save(file, np.concatenate(values))
     barrier()

@@ -26,6 +26,7 @@ _PROMPT_WORDS = frozenset(
 ) | {"message", "conversation", "history", "dialogue", "dialog"}
 _MAY_FOLLOW = frozenset(("text", "str", "string", "body", "content"))
 _NO_PROMPT = frozenset(("chosen", "rejected", "response", "answer", "completion", "output", "system"))
+_OPTION = "--source.columns (--data.source.columns in pacmr fit)"
 TIE = "tie"
 """``label`` of a pair whose responses the annotator found equally good."""
 _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
@@ -72,8 +73,7 @@ def _text_or_messages(value: object) -> str | Messages:
     if not isinstance(value, list):
         return _text(value)
     messages = checked_messages(value)
-    for message in messages:
-        _text(message["content"] or "")
+    _text(encode_messages(messages))  # no half of a surrogate pair
     return messages
 
 
@@ -198,7 +198,7 @@ class Columns:
             try:
                 return check(row[name])
             except ValueError as error:
-                hint = f"; --source.columns '{{{name}: null}}' of HubPreferences leaves that column out"
+                hint = f"; {_OPTION} '{{{name}: null}}' of a Hub source leaves that column out"
                 hint = hint if name in self.optional and name != "prompt" else ""
                 raise UserError(f"{place}: {name!r} is {error}{hint}.") from None
 
@@ -212,8 +212,8 @@ class Columns:
                 names = ", ".join(map(repr, row)) or "none"
                 raise UserError(
                     f"{place} has no {name!r} (columns found: {names}), or its value is null, as an empty "
-                    f"cell of CSV is; rename the column (or --source.columns '{{{name}: ITS_NAME}}' of "
-                    "HubPreferences), write a text, or remove the row."
+                    f"cell of CSV is; rename the column (or, of a Hub source, {_OPTION} "
+                    f"'{{{name}: ITS_NAME}}'), write a text, or remove the row."
                 )
         checks = dict.fromkeys(self.responses, _text_or_messages) | {"id": _label} | self.optional
         clean: dict[str, Any] = {
@@ -256,7 +256,7 @@ class Columns:
             if looks_like_prompt(name) and name not in clean and isinstance(value, (str, list)) and value:
                 raise UserError(
                     f"{place} has no 'prompt', but a column {name!r}, which may be it; rename it to 'prompt' "
-                    f"(for a dataset of the Hub: --source.columns '{{prompt: {name}}}'), or remove it."
+                    f"(of a Hub source: {_OPTION} '{{prompt: {name}}}'), or remove it."
                 )
 
 
@@ -348,7 +348,8 @@ def checked(
             clean |= {"prompt": split.prompt} | dict(zip(columns.responses, split.responses, strict=True))
             if clean["chat"] and clean.get("augmented_prompt"):
                 clean["augmented_prompt"] = _whole(clean["augmented_prompt"], split.prompt)
-        yield {name: _stored(value, name, place) for name, value in clean.items()}
+        talks = [name for name, value in clean.items() if isinstance(value, list) and name != "like_messages"]
+        yield clean | {name: encode_messages(clean[name]) for name in talks}
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
 
@@ -359,16 +360,6 @@ def _whole(augmented: Messages, prompt: Messages) -> Messages:
     if [message["role"] for message in augmented] != ["user"] or not places:
         return augmented
     return [*prompt[: places[-1]], *augmented, *prompt[places[-1] + 1 :]]
-
-
-def _stored(value: Any, name: str, place: str) -> Any:
-    """Return a value as datasets hold it: messages as JSON."""
-    if name == "like_messages" or not isinstance(value, list):
-        return value
-    try:
-        return _text(encode_messages(value))
-    except ValueError as error:
-        raise UserError(f"{place}: {name!r} is {error}.") from None
 
 
 def text_hash(text: str) -> str:

@@ -96,8 +96,8 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     for name, feature in dataset.features.items() if isinstance(config, JsonConfig) else ():
         if name in _TEXTS and "timestamp" in str(feature):
             raise UserError(
-                f"{where} has the column {name!r}, whose texts the library datasets reads as dates; fetch "
-                "its files into a folder (hf download --repo-type dataset), and give the folder."
+                f"{where} has the column {name!r}, whose texts the library datasets reads as dates; give "
+                "a folder with one JSON object a line (of the Hub: hf download --repo-type dataset)."
             )
     return SplitRows.of_dataset(place, dataset, key)
 
@@ -201,7 +201,8 @@ class _HubRows(RowsBySplit):
             if name not in names:
                 raise UserError(
                     f"{self.path} has no column {name!r}, but {', '.join(split.names)}; name it, "
-                    f"as in --source.columns '{{{name}: response_j}}' does for a column response_j."
+                    f"as in --source.columns '{{{name}: response_j}}' for a column response_j "
+                    "(--data.source.columns in pacmr fit)."
                 )
         others = [name for name in split.names if name not in (*names.values(), *self.known)]
 

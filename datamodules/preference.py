@@ -187,7 +187,6 @@ class PreferenceDataModule(LightningDataModule):
         """Load training pairs for ``fit``, validation pairs, nothing for ``predict``."""
         check_rank_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
-            # Lightning sets the attribute without declaring it.
             overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
             if overfit:
                 raise UserError(

@@ -1,8 +1,4 @@
-"""Texts use the field's terms, and a docstring's first line names the thing.
-
-Texts are README, docs, YAML comments, docstrings, comments and messages (strings with two words or more).
-The lab notebook's formulas and code (`` `u` ``, ```` ``first_visit`` ````) are no text.
-"""
+"""Prose, comments and messages use the field's terms, and a docstring's first line names the thing."""
 
 import ast
 import io
@@ -23,8 +19,6 @@ TERMS = {
     r"\blabels as they (came|are found)\b": "original labels",
     r"\bsuspects?\b": "suspected label errors",
     r"\bwho(ever)? judges\b|\bjudged by (the|a) (probe|policy|run)\b": "scorer",
-    r"\bfirst visits?\b": "pre-update score",
-    r"\bown pull\b": "self-influence",
     r"\bghost dot-product\b": "ghost dot product",
     r"\bmeta pairs?\b": "meta-batch",
     r"\b(goes|go|gone|going) (further|farther)\b|\bnats away\b": "higher or lower KL",
@@ -34,12 +28,10 @@ TERMS = {
     r"\bturn(s|ed|ing)? round\b": "swap",
     r"\b(labels?|responses|sides)\b[^.:;\n]{0,30}\bexchanged?\b": "swap",
     r"\bexchanged? (the |some |its )?(labels?|responses|sides)\b": "swap",
-    r"\bdrawn at another temperature\b": "resampled labels",
     r"\bfixed prior\b": "fixed sigmoid weighting",
     r"\blevel with\b|\b(cannot|can not|can) be told\b|\btold apart\b": "no significant difference",
     r"\b(nats|tokens|pairs|seconds|bytes|updates|operations|rows?|[GM]iB|numbers|dollars|prompts|responses) "
     r"an? (update|pair|second|token|step|device|process|visit|run|seed|line|response|layer)\b": "per",
-    r"\bnothing is cut\b": "no truncation",
     r"\bthe paper('s)?\b": "Qu et al.",
     r"\brun's own policy\b": "the trained policy",
     r"\buntouched (model|reference|policy|one)\b": "base model",

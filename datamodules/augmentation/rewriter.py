@@ -115,7 +115,11 @@ class Rules(Rewriter):
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
         """Apply the rules to every piece."""
-        return {piece: Rewriting(rewording.reword(piece), None) for pieces in prompts for piece in pieces}
+        new = {piece: rewording.reword(piece) for pieces in prompts for piece in pieces}
+        return {
+            piece: Rewriting(text, "no rule applies" if text == piece else None)
+            for piece, text in new.items()
+        }
 
 
 def augment_prompts(

@@ -43,7 +43,7 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
     pair = pd.factorize(keys)[0]
     share = 1 / pd.Series(1, range(len(pairs))).groupby([pair, np.where(named, who, "")]).transform("sum")
     oriented = np.where(side[:, None] > 0, own, own[:, ::-1]) * share.to_numpy()[:, None]
-    total = np.stack([np.bincount(pair, oriented[:, i]) for i in range(2)], axis=1)[pair]
+    total = np.stack([np.bincount(pair, oriented[:, i]) for i in range(2)], axis=1)[pair].round(9)
     total = np.where(side[:, None] > 0, total, total[:, ::-1])
     return pd.DataFrame(
         {
@@ -65,15 +65,15 @@ def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
     """
     labels = pairs[~pairs["tie"] & pairs["annotator"].notna()]
     codes, names = pd.factorize(labels["annotator"])
-    pair, number = pd.factorize(labels["pair"])[0], np.bincount(codes)
-    side = labels["side"].to_numpy()
+    pair, side = pd.factorize(labels["pair"])[0], labels["side"].to_numpy()
+    share = 1 / labels.groupby([pair, codes])["side"].transform("size").to_numpy()  # as in votes_on_pairs
     score = margin[labels.index]
     reliability = np.full(len(names), RELIABILITIES[1])
     for _ in range(_ROUNDS):
-        evidence = np.bincount(pair, side * logit(reliability)[codes])
+        evidence = np.bincount(pair, side * share * logit(reliability)[codes])
         right = expit(score + side * evidence[pair])
-        mean = right.mean()
-        estimate = (np.bincount(codes, right) + _LIKE_OTHERS * mean) / (number + _LIKE_OTHERS)
+        drawn = _LIKE_OTHERS * np.average(right, weights=share)
+        estimate = (np.bincount(codes, right * share) + drawn) / (np.bincount(codes, share) + _LIKE_OTHERS)
         reliability = np.clip(estimate, *RELIABILITIES)
     return pd.Series(reliability, names)
 

@@ -218,9 +218,9 @@ def conclude(
     # A file without changes is written only if it is asked for.
     default = folder / scored.source.cleaned_name
     output = options.cleaned or (str(default) if any(changes) else None)
-    if output is None:
+    if output != str(default):
         default.unlink(missing_ok=True)  # of an earlier audit
-    else:
+    if output is not None:
         cleaned = _write_cleaned(scored, output, *changes)
         files["cleaned"] = local_path(output)
     return AuditResult(table, findings, followed, notes, files, cleaned, texts.__getitem__)

@@ -93,15 +93,7 @@ def refuse_own_audit(run: str, options: AuditOptions, *used: str | None) -> None
 def score_fit(
     module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions, noise: str
 ) -> ScoredPairs:
-    """Score the training pairs of a module as trained, without cross-fitting.
-
-    Args:
-        module: the trained module.
-        data: its datamodule, with training pairs.
-        run: the trainer's ``default_root_dir``.
-        options: of the audit.
-        noise: name of the injected label noise, for a note.
-    """
+    """Score the training pairs of a trained module; ``noise`` names the injected label noise in a note."""
     scorer: Scorer | None = options.score
     choose = scorer is None and bool(weight_parts(str(run)))
     visits = read_weights(str(run)) if choose else None
@@ -240,7 +232,8 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
     table = Path(options.output or "", AUDITED_PAIRS)
-    source.refuse_own("output", table)
+    for written in (table, table.with_name(source.cleaned_name)):
+        source.refuse_own("output", written)
     cleaned = source.check_output(options.cleaned or str(table.with_name(source.cleaned_name)))
     if cleaned.resolve() == table.resolve():
         raise UserError(f"cleaned is {options.cleaned}, the audit's own table; name another file.")

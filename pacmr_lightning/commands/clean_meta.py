@@ -4,6 +4,7 @@ from typing import Any
 
 from ..command_line.output import print_result
 from ..datamodules.cleaned import exchanged, plain_row
+from ..datamodules.columns import TIE
 from ..datamodules.reading import response_text, values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
@@ -74,11 +75,11 @@ def clean_meta(
 
 def _sample(source: Source, n: int, seed: int) -> tuple[list[Comparison], list[dict[str, Any]], int]:
     """Return n pairs with the chosen response first, their rows, and the number of usable pairs."""
-    columns = ("reason", "id", "prompt", "chosen", "rejected", "chat", *_MORE, "category")
+    columns = ("reason", "label", "id", "prompt", "chosen", "rejected", "chat", *_MORE, "category")
     usable = []
-    for reason, *values in values_of(source.load("train"), *columns):
-        given = dict(zip(columns[1:], values, strict=True))
-        if reason is not None:
+    for reason, label, *values in values_of(source.load("train"), *columns):
+        given = dict(zip(columns[2:], values, strict=True))
+        if reason is not None or label == TIE:
             continue
         first, second = (response_text(given[side], given["chat"]) for side in ("chosen", "rejected"))
         stripped = [text.strip() for text in (given["prompt"], first, second)]

@@ -1,5 +1,6 @@
 """Command ``pacmr judge``: win rate, win-score and intervals of one model against another."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from ..errors import UserError, check_at_least
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.judging import PairJudge, check_prices, without_verdict
-from ..evaluation.win_rate import JudgedPair, WinRate, judge_pairs, response_pairs
+from ..evaluation.win_rate import SUMMARY, JudgedPair, WinRate, judge_pairs, response_pairs
 from ..files import check_writable, local_path
 
 
@@ -54,6 +55,10 @@ def judge(
         )
     folder = local_path(output) if output else paths[0].parent / "judge"
     check_writable("output", str(folder), folder)
+    if (summary := folder / SUMMARY).exists():
+        earlier = json.loads(summary.read_text(encoding="utf-8"))
+        if [local_path(earlier.get(side, "")) for side in ("first", "second")] != paths:
+            raise UserError(f"{summary} is of another comparison; name another folder with --output.")
     with AnswerStore(folder / "answers.sqlite") as answers:
         result, judged, costs = judge_pairs(
             pairs, (first, second), judge, answers, folder, seed, (prompt_price, completion_price)

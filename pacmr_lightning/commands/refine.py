@@ -110,7 +110,7 @@ def refine(
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
-    _check_easiest(labels, easiest, scorer, judges=judges, decisions=decisions)
+    _check_easiest(labels, easiest, scorer, judges=judges, decisions=decisions, noise_rate=noise_rate)
     asked |= {"judges": [judge.settings for judge in judges or ()], "judged_pairs": judged_pairs}
     audited = folder / AUDIT
     options = AuditOptions(
@@ -151,7 +151,7 @@ def _audit_first(run: str, folder: Path, asked: dict[str, Any], options: AuditOp
 
 
 def _check_easiest(
-    labels: Labels, easiest: float | None, scorer: str | None, **unused: list[PairJudge] | str | None
+    labels: Labels, easiest: float | None, scorer: str | None, **unused: list[PairJudge] | str | float | None
 ) -> None:
     if labels != "easiest":
         if easiest is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 OPENAI_URL = "https://api.openai.com/v1"
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 _HOPELESS = (401, 402, 404)
 """Statuses that all requests would get: a wrong key, no credit, no such model."""
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")

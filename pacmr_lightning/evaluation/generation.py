@@ -173,7 +173,7 @@ def generation_key(
     return content_key(
         *(policy.reference_digest(), policy.adapter_digest(), policy.lora),
         policy.model.config.to_json_string(use_diff=False),
-        [str(policy.dtype), policy.attn_implementation, numerics(policy.device)],
+        [str(policy.dtype), policy.lora_compute_dtype, policy.attn_implementation, numerics(policy.device)],
         sorted(_ends(policy, tokenizer)),
         max_new_tokens,
         asdict(decoding),

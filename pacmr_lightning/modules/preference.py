@@ -182,9 +182,10 @@ class PreferenceModule(TrainedOnly):
         if self.asks_micro_batch_size:  # until memory is tried
             self.micro_batch_size = math.gcd(AUTO, share)
         elif self.micro_batch_size and share % self.micro_batch_size:
-            raise UserError(
-                f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
-                "device gets for one step; choose a divisor."
+            asked, self.micro_batch_size = self.micro_batch_size, math.gcd(self.micro_batch_size, share)
+            rank_zero_info(
+                f"micro_batch_size is {self.micro_batch_size} here: {asked} does not divide the {share} "
+                "pairs that a device gets for one step."
             )
         self._check_longest(data)
         self.learning_rate = learning_rate_by_size(self.learning_rate, parameter_count(self.policy.name))
@@ -297,7 +298,6 @@ class PreferenceModule(TrainedOnly):
         optimizer.zero_grad()
         self.policy.has_stepped = True
         schedule.step()
-        # Lightning sets it without declaring it.
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and (update + 1) % log_every == 0:
             self._log_training()

@@ -100,7 +100,6 @@ def planned_updates(trainer: Trainer) -> int:
 
 def log_short_run(trainer: Trainer) -> None:
     """Log a fit at each update if its curves would have fewer than two points otherwise."""
-    # Lightning sets the attribute without declaring it.
     every, updates = trainer.log_every_n_steps, planned_updates(trainer)  # type: ignore[attr-defined]
     if trainer.loggers and updates < 2 * every and every > 1:
         trainer.log_every_n_steps = 1  # type: ignore[attr-defined]

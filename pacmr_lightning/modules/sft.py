@@ -1,7 +1,9 @@
 """Supervised fine-tuning of the reference model for preference training."""
 
 import copy
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,7 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..files import check_writable, expanded, replacing
+from ..files import check_writable, expanded, local_path, replacing
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import check_savable, load_base, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
@@ -115,10 +117,8 @@ class SFTModule(TrainedOnly):
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
         self._update_loss: Tensor | None = None
-        """0-dim sum of this rank's losses since the last update."""
-        # Without warnings of NaN, which check_finite refuses.
-        self.train_loss = MeanMetric(dist_sync_on_step=True, nan_strategy="disable")
-        self.val_loss = MeanMetric(nan_strategy="disable")
+        """0-dim part of this rank in the update's loss."""
+        self.val_loss = MeanMetric(nan_strategy="disable")  # check_finite refuses NaN
 
     @property
     def folder(self) -> Path:
@@ -133,7 +133,9 @@ class SFTModule(TrainedOnly):
             )
         if stage != "fit":
             return
-        folder = self.folder
+        folder, start = self.folder, self.hparams["model"]
+        if start and folder.resolve() == local_path(start).resolve():
+            raise UserError(f"save_to is {folder}, the model to start from; name another folder.")
         is_model = (folder / "config.json").is_file()
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_model):
             raise UserError(
@@ -204,17 +206,19 @@ class SFTModule(TrainedOnly):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return a batch's part of the update's mean over response tokens."""
-        losses = self.token_losses(batch)
-        self.train_loss(losses.detach())
-        self._update_loss = losses.detach().sum() + (self._update_loss or 0)
-        self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
+        seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
+        # Dropout is the same after a resume.
+        torch.manual_seed(hash((seed, self.current_epoch, batch_idx, self.global_rank)))
+        loss = self.token_losses(batch).sum() / datamodule(self.trainer).update_tokens(batch_idx)
+        self._update_loss = loss.detach() + (self._update_loss or 0)
         # Lightning averages over ranks and over the batches of a full update, also in a short one.
-        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        return losses.sum() * (parts / datamodule(self.trainer).update_tokens(batch_idx))
+        return loss * (self.trainer.world_size * self.trainer.accumulate_grad_batches)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop all ranks before an update whose loss or gradient is not finite."""
+        """Log the update's loss; stop all ranks if it or the gradient is not finite."""
         assert self._update_loss is not None
+        sums = partial(self.log, prog_bar=True, on_step=True, on_epoch=False, sync_dist=True, reduce_fx="sum")
+        sums("train/loss", self._update_loss)
         # A scaler of float16 tries scales, and skips an update whose gradient overflows.
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
@@ -241,12 +245,11 @@ class SFTModule(TrainedOnly):
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
                     f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
-                    "trainer.precision to 32-true or bf16-mixed."
+                    "trainer.precision to 32-true or bf16-mixed, and dtype to float32."
                 )
 
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
-        # Lightning sets fast_dev_run without declaring it.
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         assert self.network is not None

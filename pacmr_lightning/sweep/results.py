@@ -116,7 +116,8 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
-        if summary["flip_auroc"] is None:  # all weights are equal
+        # All weights are equal.
+        if summary["flip_auroc"] is None and summary["weight_mean_flipped"] is not None:
             row |= dict.fromkeys([*WEIGHTS, *PROBE, "weight_gap"])
         anchor = anchors.get(cell.name)
         row |= {"win_rate": None, "win_score": None}

@@ -1,5 +1,7 @@
 """Checkpoints: at the end of a run, and resumed; at chosen steps: test_alone.py, test_kl_guard.py."""
 
+import signal
+
 import pandas as pd
 import pytest
 import torch
@@ -38,6 +40,17 @@ def test_last_is_the_end(tmp_path, every):
     fit(tmp_path / "whole", [], whole, max_epochs=5, enable_checkpointing=False)
     assert torch.equal(resumed.slope, whole.slope)
     assert step_of(folder / "last.ckpt") == 20
+
+
+def test_last_is_the_end_of_a_run_that_was_stopped(tmp_path):
+    """A signal comes before any save; the resumed run has a callback of its own."""
+    stop, last = Callback(), tmp_path / "checkpoints/last.ckpt"
+    stop.on_train_batch_end = lambda trainer, *_: trainer.global_step == 2 and signal.raise_signal(15)
+    with pytest.raises(SystemExit):
+        fit(tmp_path, [RunCheckpoint(), stop])
+    assert step_of(last) == 2
+    fit(tmp_path, [RunCheckpoint()], resume=last)
+    assert [path.name for path in last.parent.glob("last*")] == ["last.ckpt"] and step_of(last) == 12
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])

@@ -34,12 +34,15 @@ def test_bad_options(callback, options):
         assert f"{name} is {value}, but " in str(caught.value)
 
 
+OF_PREFERENCES = (callbacks.Health, callbacks.KLGuard, callbacks.SampleResponses, callbacks.SequenceKL)
+
+
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
         (callbacks.WeightRecorder, "no 'record' of its pairs"),
         (callbacks.WeightGap, "this run's data has no train_pairs"),
-        (callbacks.Health, "Health needs the curves of PreferenceModule; remove it"),
+        *((kind, f"{kind.__name__} is for PreferenceModule; remove it") for kind in OF_PREFERENCES),
     ],
 )
 def test_another_module_or_data(callback, message, tmp_path, monkeypatch):

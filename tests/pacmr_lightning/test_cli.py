@@ -66,7 +66,6 @@ WORD = "--data.noise SpuriousPreferenceNoise --data.noise.share 0.3 --data.noise
         (f"{WORD} 'x y'", "word is 'x y', but it must be a single word"),
         (f"{WORD} x", "between 0.0% and 0.0% of these labels can be expected to be"),
         ("--data.noise AnnotatorNoise --data.noise.reliabilities '{a: 2}'", "reliabilities of 'a' is 2"),
-        ("--model.micro_batch_size 3", "micro_batch_size 3 does not divide the 8 pairs"),
         ("--model.policy.model ./nowhere", "nowhere"),
         ("--model.policy.lora_options '{use_dora: true}'", "bypasses the plain LoRA linears"),
         ("--model.policy.lora_options '{r: 4, lora_dropout: 0.1}'", "the key 'r', which would be ignored"),

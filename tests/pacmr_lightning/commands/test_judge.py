@@ -80,6 +80,8 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert "mean length of A and B: 9.3 and 9.0 characters" in text
     assert "33.3% of verdicts changed" in text
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 96, 0.0)}
+    with pytest.raises(UserError, match="of another comparison; name another folder with --output"):
+        judge_files(*files[::-1], judge, str(tmp_path / "out"))
 
 
 def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, capsys):

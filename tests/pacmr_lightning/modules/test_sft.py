@@ -23,6 +23,7 @@ from ...conftest import quiet_trainer, write_lines
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"initializer_range": 0.2}
 LORA = {"r": 4, "lora_alpha": 8}
+DROPPING = LORA | {"lora_dropout": 0.5}
 
 
 def make_data(tokenizer=None, rows=48, batch_size=8, **options):
@@ -190,7 +191,7 @@ def assert_equal(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("lora", "accumulate", "saved"), [(None, 1, 8), (None, 2, 4), (LORA, 1, 6)])
+@pytest.mark.parametrize(("lora", "accumulate", "saved"), [(None, 1, 8), (None, 2, 4), (DROPPING, 1, 6)])
 def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora, accumulate, saved):
     middle = tmp_path / "checkpoints" / f"step={saved}.ckpt"
     saving = {"every_n_train_steps": saved, "save_top_k": -1, "filename": "{step}"}
@@ -304,7 +305,18 @@ def test_where_the_model_is_saved(tmp_path):
     assert again.hparams["model"] == str(place)
 
 
-def test_runs_that_are_refused(tmp_path):
+def test_the_loss_of_an_update_is_that_of_all_its_batches(base, tmp_path):
+    module, data = SFTModule(model=base, learning_rate=1e-12), make_data(tokenizer=base)
+    batches, step = [], module.training_step
+    module.training_step = lambda batch, number: batches.append(batch) or step(batch, number)
+    trainer = fit(tmp_path, module, data, accumulate_grad_batches=2, max_steps=1, log_every_n_steps=1)
+    losses = torch.cat([module.token_losses(batch).detach() for batch in batches])
+    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_runs_that_are_refused(base, tmp_path):
+    with pytest.raises(UserError, match="the model to start from; name another folder"):
+        fit(tmp_path / "run", SFTModule(model=base, save_to=base), make_data(rows=8))
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
     note.write_text("keep me")
