@@ -308,7 +308,7 @@ def test_where_the_model_is_saved(tmp_path):
 def test_the_loss_of_an_update_is_that_of_all_its_batches(base, tmp_path):
     module, data = SFTModule(model=base, learning_rate=1e-12), make_data(tokenizer=base)
     batches, step = [], module.training_step
-    module.training_step = lambda batch, number: batches.append(batch) or step(batch, number)
+    module.training_step = lambda batch, batch_idx: batches.append(batch) or step(batch, batch_idx)
     trainer = fit(tmp_path, module, data, accumulate_grad_batches=2, max_steps=1, log_every_n_steps=1)
     losses = torch.cat([module.token_losses(batch).detach() for batch in batches])
     assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(losses.mean()), rel=1e-5)
