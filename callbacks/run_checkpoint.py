@@ -55,8 +55,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
         self.save_last = True if self.save_last is None else self.save_last
         self._check_name()
-        self._last = str(Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")
         super().setup(trainer, pl_module, stage)
+        self._last = str(Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")
 
     def _check_name(self) -> None:
         """Refuse a name of files with folders, or that several states or ``last.ckpt`` would share."""
@@ -106,8 +106,8 @@ class RunCheckpoint(ModelCheckpoint):
                 f"The best checkpoint has the {side} {self.monitor} (checkpoint.mode {self.mode})."
             )
         self._last_global_step_saved = trainer.global_step
-        if trainer.global_step:  # or Lightning would not write over the last.ckpt of a run that was stopped
-            self.last_model_path = self._last
+        if Path(trainer.ckpt_path or "").resolve().parent == Path(self._last).resolve().parent:
+            self.last_model_path = self._last  # else Lightning keeps the one of a run that was stopped
         self._received = 0
         wanted = [signal.SIGTERM, signal.SIGINT]
         environment = trainer._accelerator_connector.cluster_environment

@@ -257,7 +257,10 @@ class GoldReward(SequenceKL):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the data has a gold reward before the training takes time."""
         data = datamodule(trainer)
-        if stage == "fit" and getattr(data, "gold_reward", None) is None:
+        if stage != "fit":
+            return
+        check_module(self, pl_module)
+        if getattr(data, "gold_reward", None) is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
                 f"The data {task} has no gold reward; remove GoldReward from trainer.callbacks, or give a "

@@ -64,6 +64,8 @@ def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
     Ties say nothing. ``pairs`` are those of ``ScoredPairs``.
     """
     labels = pairs[~pairs["tie"] & pairs["annotator"].notna()]
+    if labels.empty:
+        return pd.Series(dtype=float)
     codes, names = pd.factorize(labels["annotator"])
     pair, side = pd.factorize(labels["pair"])[0], labels["side"].to_numpy()
     share = 1 / labels.groupby([pair, codes])["side"].transform("size").to_numpy()  # as in votes_on_pairs

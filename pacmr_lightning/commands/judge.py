@@ -10,7 +10,7 @@ from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.judging import PairJudge, check_prices, without_verdict
 from ..evaluation.win_rate import SUMMARY, JudgedPair, WinRate, judge_pairs, response_pairs
-from ..files import check_writable, local_path
+from ..files import check_writable, content_digest, local_path
 
 
 def judge(
@@ -57,7 +57,9 @@ def judge(
     check_writable("output", str(folder), folder)
     if (summary := folder / SUMMARY).exists():
         earlier = json.loads(summary.read_text(encoding="utf-8"))
-        if [local_path(earlier.get(side, "")) for side in ("first", "second")] != paths:
+        sides = [local_path(earlier.get(side, "")).resolve() for side in ("first", "second")]
+        same = earlier.get("digests") == [content_digest(path) for path in paths]
+        if not same and sides != [path.resolve() for path in paths]:
             raise UserError(f"{summary} is of another comparison; name another folder with --output.")
     with AnswerStore(folder / "answers.sqlite") as answers:
         result, judged, costs = judge_pairs(

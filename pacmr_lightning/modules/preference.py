@@ -57,8 +57,8 @@ class PreferenceModule(TrainedOnly):
         warmup_ratio: share of the updates in which the learning rate rises linearly from 0.
         min_lr_ratio: share of the peak that the cosine ends at.
         max_grad_norm: the policy's gradient is scaled down to this norm; None for no clipping.
-        micro_batch_size: pairs in one forward pass, on each device; None for all of the device's share.
-            "auto": on a GPU as many as fit when a fit tries them, else 4 or a divisor of it.
+        micro_batch_size: pairs in one forward pass, on each device, or the next smaller divisor of its share;
+            None for all of it. "auto": on a GPU as many as fit when a fit tries them, else 4 or a divisor.
         micro_batch_tokens: tokens in one forward pass instead, on each device; a prompt counts once, padding
             does not.
         max_new_tokens: of a response that ``predict`` generates (greedily).
@@ -182,11 +182,12 @@ class PreferenceModule(TrainedOnly):
         if self.asks_micro_batch_size:  # until memory is tried
             self.micro_batch_size = math.gcd(AUTO, share)
         elif self.micro_batch_size and share % self.micro_batch_size:
-            asked, self.micro_batch_size = self.micro_batch_size, math.gcd(self.micro_batch_size, share)
+            divisors = [n for n in range(1, min(self.micro_batch_size, share) + 1) if share % n == 0]
             rank_zero_info(
-                f"micro_batch_size is {self.micro_batch_size} here: {asked} does not divide the {share} "
-                "pairs that a device gets for one step."
+                f"micro_batch_size is {divisors[-1]} here: {self.micro_batch_size} does not divide the "
+                f"{share} pairs that a device gets for one step."
             )
+            self.micro_batch_size = divisors[-1]
         self._check_longest(data)
         self.learning_rate = learning_rate_by_size(self.learning_rate, parameter_count(self.policy.name))
         self.save_hyperparameters({"learning_rate": self.learning_rate})

@@ -85,6 +85,5 @@ def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None
         rank_zero_info(f"Resuming with others than the checkpoint's: {', '.join(told.values())}.")
     if (planned := now["planned updates"]) <= done:
         rank_zero_info(
-            f"Nothing is left to train: {done} of {planned} updates are done; raise trainer.max_steps or "
-            "trainer.max_epochs."
+            f"Nothing is left to train: {done} of {planned} updates are done; raise max_steps or max_epochs."
         )

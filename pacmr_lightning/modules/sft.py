@@ -134,8 +134,8 @@ class SFTModule(TrainedOnly):
         if stage != "fit":
             return
         folder, start = self.folder, self.hparams["model"]
-        if start and folder.resolve() == local_path(start).resolve():
-            raise UserError(f"save_to is {folder}, the model to start from; name another folder.")
+        if start and local_path(start).is_dir() and folder.resolve() == local_path(start).resolve():
+            raise UserError(f"The model would replace {folder}, which it starts from; name another save_to.")
         is_model = (folder / "config.json").is_file()
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_model):
             raise UserError(
@@ -206,9 +206,8 @@ class SFTModule(TrainedOnly):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return a batch's part of the update's mean over response tokens."""
-        seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
-        # Dropout is the same after a resume.
-        torch.manual_seed(hash((seed, self.current_epoch, batch_idx, self.global_rank)))
+        if seed := os.environ.get("PL_GLOBAL_SEED"):  # dropout is the same after a resume
+            torch.manual_seed(hash((int(seed), self.current_epoch, batch_idx, self.global_rank)))
         loss = self.token_losses(batch).sum() / datamodule(self.trainer).update_tokens(batch_idx)
         self._update_loss = loss.detach() + (self._update_loss or 0)
         # Lightning averages over ranks and over the batches of a full update, also in a short one.
@@ -216,6 +215,8 @@ class SFTModule(TrainedOnly):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the update's loss; stop all ranks if it or the gradient is not finite."""
+        if self.trainer.fit_loop._should_accumulate():
+            return  # DeepSpeed calls this for every batch
         assert self._update_loss is not None
         sums = partial(self.log, prog_bar=True, on_step=True, on_epoch=False, sync_dist=True, reduce_fx="sum")
         sums("train/loss", self._update_loss)

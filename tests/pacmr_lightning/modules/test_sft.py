@@ -315,7 +315,7 @@ def test_the_loss_of_an_update_is_that_of_all_its_batches(base, tmp_path):
 
 
 def test_runs_that_are_refused(base, tmp_path):
-    with pytest.raises(UserError, match="the model to start from; name another folder"):
+    with pytest.raises(UserError, match="which it starts from; name another save_to"):
         fit(tmp_path / "run", SFTModule(model=base, save_to=base), make_data(rows=8))
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
