@@ -116,7 +116,7 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
-        if summary["flip_auroc"] is None and summary["weight_mean_flipped"] is not None:  # equal weights
+        if summary["flip_auroc"] is None and not summary.get("vnet_updates"):  # all weights are equal
             row |= dict.fromkeys([*WEIGHTS, *PROBE, "weight_gap"])
         anchor = anchors.get(cell.name)
         row |= {"win_rate": None, "win_score": None}
