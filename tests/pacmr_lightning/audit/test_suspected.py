@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.agreement import Votes, agreement
-from pacmr_lightning.audit.annotators import LEAST, group_reliability
+from pacmr_lightning.audit.annotators import LEAST, annotator_reliability, group_reliability
 from pacmr_lightning.audit.scorers import SCORES
 from pacmr_lightning.audit.suspected import detection_quality, find
 from pacmr_lightning.audit.words import groups_table
@@ -133,3 +133,10 @@ def test_order_small_groups_and_nobody(pairs):
     assert annotators["pairs"]["nobody"] == LEAST and annotators["pairs"]["seldom"] == LEAST - 1
     unknown = group_reliability(pairs.assign(p=np.nan, suggested="keep"))
     assert unknown[["contradicted", "low", "high"]].isna().all(axis=None) and unknown["pairs"].sum() == 6400
+
+
+def test_copies_of_a_label_are_evidence_once():
+    pairs = pd.DataFrame({"annotator": "ann", "tie": False, "pair": range(200), "side": 1})
+    margin = np.random.default_rng(0).normal(1, 1.5, 200)
+    twice = annotator_reliability(pd.concat([pairs, pairs], ignore_index=True), np.tile(margin, 2))
+    pd.testing.assert_series_equal(twice, annotator_reliability(pairs, margin))
