@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, MetaGradientEstimator
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
@@ -102,7 +102,7 @@ def call_of(name: str, policy: PolicyModel, batch: PairBatch, direction: Directi
     if name == WHOLE:
         parameters = list(policy.adapter().values())
         return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
-    pairs = RecomputedStepPairs(policy, DPO(BETA), batch, None)
+    pairs = StepPairs(policy, DPO(BETA), batch, None)
     return lambda: ESTIMATORS[name][0].coefficients(pairs, direction)
 
 

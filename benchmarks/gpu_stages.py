@@ -192,7 +192,7 @@ class Correctness(Bench):
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
-        pairs = StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
+        pairs = StepPairs(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
         inner = weighted_gradient(pairs, Unweighted())
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))

@@ -1,4 +1,4 @@
-"""Implicit reward margin u and sum Delta of a pair (Qu et al., sections 3.2 and 5.1)."""
+"""Implicit reward margin u and sum Delta of a pair, and its weight g (Qu et al., sections 3.2 and 5.1)."""
 
 from __future__ import annotations
 
@@ -93,6 +93,25 @@ class Rewards:
     def delta(self) -> Tensor:
         """(N,) implicit reward sum Delta(z)."""
         return self.chosen + self.rejected
+
+
+@dataclass
+class Weights:
+    """Weights g of N pairs, with slope a and offset b if there are any. No gradient."""
+
+    g: Tensor
+    """(N,), like a and b."""
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+    @staticmethod
+    def cat(parts: list[Weights]) -> Weights:
+        """Join consecutive micro-batches."""
+        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
+        return Weights(
+            torch.cat([p.g for p in parts]),
+            *(None if column[0] is None else torch.cat(column) for column in columns),
+        )
 
 
 @dataclass

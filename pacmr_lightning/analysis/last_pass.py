@@ -10,9 +10,8 @@ from torch import Tensor
 from ..batch import UNKNOWN, LogProbs, PairBatch
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
-from ..rewards import Rewards
+from ..rewards import Rewards, Weights
 from ..runs.finished_run import ready
-from ..weighting import Weights
 
 _PART = 1000
 

@@ -6,7 +6,6 @@ memory allows, each pair's gradient is kept from one pass for all three; else th
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -37,39 +36,38 @@ AskedGradients = bool | Literal["auto"]
 
 
 @dataclass
-class Part(ABC):
-    """A micro-batch of n consecutive pairs of the step; its values have no gradient."""
+class Part:
+    """A micro-batch of n consecutive pairs of the step."""
 
     batch: PairBatch
     rewards: Rewards
     losses: Tensor
-    """(n,) l(u) of the observed labels."""
-
-    @abstractmethod
-    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
-        """Add sum_i f_i grad l_i to this rank's ``total``, for (n,) factors; once for each pass.
-
-        (n,) ``swapped``, of soft labels, are factors of the losses l(-u) of the other label.
-        """
+    """(n,) l(u) of the observed labels; as the rewards with their graph, unless ``each`` is given."""
+    each: Direction | None = None
+    """Kept gradients of l_i, (n, *shape) by parameter."""
 
 
 @dataclass(eq=False)
-class StepPairs(ABC):
+class StepPairs:
     """This rank's N pairs of an optimizer step, while the policy's parameters stay at omega.
-
-    Iterating yields them by micro-batch, one at a time.
 
     Args:
         policy: at omega; it is not changed.
         objective: the per-pair loss l.
         batch: N pairs; reference log-probabilities that it lacks are computed.
         micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
+        keep: each pair's gradient from one forward and one backward pass; else pairs run for each result.
+            "auto" keeps none under ZeRO-3, beyond memory, or if a LoRA layer mixes rows.
+
+    Raises:
+        UnsupportedLoraError: ``keep`` is true, but a LoRA layer mixes rows.
     """
 
     policy: PolicyModel
     objective: Objective
     batch: PairBatch
     micro_batch_size: MicroBatchSize
+    keep: AskedGradients = False
 
     def __post_init__(self) -> None:
         self.parts: list[tuple[PairBatch, Rows]] = []
@@ -78,37 +76,49 @@ class StepPairs(ABC):
             rows = self.policy.rows(part)
             reference = self.policy.reference_log_probs(part, rows)
             self.parts.append((part.with_reference(reference), rows))
-
-    @staticmethod
-    def of(
-        policy: PolicyModel,
-        objective: Objective,
-        batch: PairBatch,
-        micro_batch_size: MicroBatchSize,
-        *,
-        keep: AskedGradients,
-    ) -> StepPairs:
-        """Return the pairs, with each pair's gradient kept if ``keep`` is true, or "auto" and memory allows.
-
-        "auto" keeps none under ZeRO-3, or if a LoRA layer mixes rows, for which true raises
-        UnsupportedLoraError.
-        """
-        options = policy, objective, batch, micro_batch_size
-        if keep is True or (keep == "auto" and not policy.is_sharded and _affordable(policy, len(batch))):
+        auto = self.keep == "auto" and not self.policy.is_sharded
+        self.kept: list[Part] | None = None
+        if self.keep is True or (auto and _affordable(self.policy, len(self.batch))):
             try:
-                return KeptStepPairs(*options)
+                self.kept = [Part(part, *self.each_gradient(part, rows)) for part, rows in self.parts]
             except UnsupportedLoraError:
-                if keep is True:
+                if self.keep is True:
                     raise
-        return RecomputedStepPairs(*options)
 
-    @abstractmethod
     def __iter__(self) -> Iterator[Part]:
-        """Yield the micro-batches, whose gradients may be added while they are at hand."""
+        """Yield the micro-batches, one at a time; without kept gradients after a forward pass of each."""
+        if self.kept is not None:
+            return iter(self.kept)
+        return (Part(part, *self.forward(part, rows)) for part, rows in self.parts)
 
-    @abstractmethod
+    def add_gradient(
+        self, total: Direction, part: Part, factors: Tensor, swapped: Tensor | None = None
+    ) -> None:
+        """Add sum_i f_i grad l_i to this rank's ``total``, for (n,) factors; frees the part's graph.
+
+        (n,) ``swapped``, of soft labels, are factors of the losses l(-u) of the other label.
+        """
+        if part.each is None:
+            value = (factors * part.losses).sum()
+            if swapped is not None:
+                value = value + (swapped * self.objective(part.rewards.exchanged())).sum()
+            self.policy.add_gradient(total, value)
+            return
+        assert swapped is None, "a weighting that learns has no soft labels"
+        for name, gradients in part.each.items():
+            total[name] += torch.tensordot(factors.to(gradients.dtype), gradients, 1)
+
     def along(self, direction: Direction) -> Tensor:
-        """Return (N,) direction . grad l_i, exactly; UnsupportedLoraError if a LoRA layer mixes rows."""
+        """Return (N,) direction . grad l_i, exactly; UnsupportedLoraError if a LoRA layer mixes rows.
+
+        Kept gradients are multiplied; others in one forward and one backward pass, and dropped.
+        """
+        if self.kept is None:
+            dots = [self.each_gradient(part, rows, direction)[2].values() for part, rows in self.parts]
+        else:
+            each = [part.each or {} for part in self.kept]
+            dots = [[g.flatten(1) @ direction[name].flatten() for name, g in part.items()] for part in each]
+        return torch.cat([torch.stack([*part]).sum(0) for part in dots])
 
     @torch.no_grad()
     def weighted_losses(self) -> Tensor:
@@ -129,63 +139,6 @@ class StepPairs(ABC):
             # Reaches all layers, and returns nothing.
             torch.autograd.grad(losses.sum(), [*self.policy.adapter().values()], allow_unused=True)
         return rewards.detach(), losses.detach(), each
-
-
-@dataclass
-class _LivePart(Part):
-    pairs: StepPairs
-    live: tuple[Rewards, Tensor]
-    """Rewards and (n,) losses with their graph, which one call frees."""
-
-    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
-        rewards, losses = self.live
-        value = (factors * losses).sum()
-        if swapped is not None:
-            value = value + (swapped * self.pairs.objective(rewards.exchanged())).sum()
-        self.pairs.policy.add_gradient(total, value)
-
-
-class RecomputedStepPairs(StepPairs):
-    """Runs the pairs again for each result."""
-
-    def __iter__(self) -> Iterator[Part]:
-        """One forward pass of each micro-batch, and one backward pass where its gradient is added."""
-        for part, rows in self.parts:
-            rewards, losses = self.forward(part, rows)
-            yield _LivePart(part, rewards.detach(), losses.detach(), self, (rewards, losses))
-
-    def along(self, direction: Direction) -> Tensor:
-        """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
-        passes = (self.each_gradient(part, rows, direction) for part, rows in self.parts)
-        return torch.cat([torch.stack([*dots.values()]).sum(0) for _, _, dots in passes])
-
-
-@dataclass
-class _KeptPart(Part):
-    each: Direction
-    """Each pair's gradient of l_i, (n, *shape) by parameter."""
-
-    def add_gradient(self, total: Direction, factors: Tensor, swapped: Tensor | None = None) -> None:
-        assert swapped is None, "a weighting that learns has no soft labels"
-        for name, gradients in self.each.items():
-            total[name] += torch.tensordot(factors.to(gradients.dtype), gradients, 1)
-
-
-class KeptStepPairs(StepPairs):
-    """Keeps each pair's gradient from one forward and one backward pass, for all results."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.kept = [_KeptPart(part, *self.each_gradient(part, rows)) for part, rows in self.parts]
-
-    def __iter__(self) -> Iterator[Part]:
-        """No pass."""
-        return iter(self.kept)
-
-    def along(self, direction: Direction) -> Tensor:
-        """Multiply the kept gradients."""
-        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.each.items()] for p in self.kept]
-        return torch.cat([torch.stack(part).sum(0) for part in dots])
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

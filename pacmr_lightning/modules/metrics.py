@@ -11,8 +11,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from ..rewards import Rewards
-from ..weighting import Weights
+from ..rewards import Rewards, Weights
 
 REWARDS = (
     "loss",

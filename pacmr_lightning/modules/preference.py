@@ -283,7 +283,7 @@ class PreferenceModule(TrainedOnly):
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         # Line 2: train batch at omega.
         keep = learns and self.weighting.keep_gradients
-        pairs = StepPairs.of(self.policy, self.objective, train, self.micro_batch, keep=keep)
+        pairs = StepPairs(self.policy, self.objective, train, self.micro_batch, keep=keep)
         # Lines 3 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]

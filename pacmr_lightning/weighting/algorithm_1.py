@@ -28,9 +28,9 @@ from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationC
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..policy import Direction
 from ..policy.lora_layer import UnsupportedLoraError
-from ..rewards import Rewards
+from ..rewards import Rewards, Weights
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
-from .base import Weighting, Weights
+from .base import Weighting
 from .sigmoid_prior import auto_offset
 
 NORM_FLOOR = 1e-10
@@ -91,16 +91,16 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
 
     gradient, rewards, losses, parts = pairs.policy.zeros(), [], [], []
     for part, group in zip(pairs, groups, strict=True):  # line 3: u_i, Delta_i; l_i at omega
-        rewards.append(part.rewards)
-        losses.append(part.losses)
-        weights = weighting.weights(part.rewards, part.batch)  # line 4: g_i
+        rewards.append(part.rewards.detach())
+        losses.append(part.losses.detach())
+        weights = weighting.weights(rewards[-1], part.batch)  # line 4: g_i
         parts.append(weights)
         factors: Tensor | None = weights.g / total
         swapped = (1 - weights.g) / total if weighting.soft_labels else None
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(part.losses) if group is None else group
+            factors = objective.group_weights(losses[-1]) if group is None else group
         assert factors is not None, "a grouped objective has weights"
-        part.add_gradient(gradient, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
+        pairs.add_gradient(gradient, part, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
     return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
 

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from ..batch import PairBatch
 from ..errors import UserError, first_line
 from ..files import local_path
-from ..rewards import Rewards
-from .base import Weighting, Weights
+from ..rewards import Rewards, Weights
+from .base import Weighting
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,27 +13,8 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..meta_gradient.step_pairs import AskedGradients, StepPairs
 from ..objectives import Objective
-from ..rewards import Rewards
+from ..rewards import Rewards, Weights
 from ..stateful import Stateful
-
-
-@dataclass
-class Weights:
-    """Weights g of N pairs, with slope a and offset b if there are any. No gradient."""
-
-    g: Tensor
-    """(N,), like a and b."""
-    a: Tensor | None = None
-    b: Tensor | None = None
-
-    @staticmethod
-    def cat(parts: list[Weights]) -> Weights:
-        """Join consecutive micro-batches."""
-        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
-        return Weights(
-            torch.cat([p.g for p in parts]),
-            *(None if column[0] is None else torch.cat(column) for column in columns),
-        )
 
 
 class Weighting(Stateful, ABC):

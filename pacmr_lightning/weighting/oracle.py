@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError, check_within
-from ..rewards import Rewards
-from .base import Weighting, Weights
+from ..rewards import Rewards, Weights
+from .base import Weighting
 
 RHO0, RATES = 0.5, "[0, 0.5)"
 """Scale of the weights, and the noise rates below 1 - rho0."""

@@ -7,8 +7,8 @@ import torch
 
 from ..batch import PairBatch
 from ..errors import UserError, check_within
-from ..rewards import Rewards
-from .base import Weighting, Weights
+from ..rewards import Rewards, Weights
+from .base import Weighting
 
 
 class SigmoidPrior(Weighting):

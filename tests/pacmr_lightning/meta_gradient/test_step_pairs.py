@@ -10,7 +10,7 @@ from pacmr_lightning.batch import TokenBudget
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct
 from pacmr_lightning.meta_gradient import step_pairs as module
-from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
@@ -41,8 +41,8 @@ OPTIONS = (
     {"layout": "packed", "gradient_checkpointing": True},
 )
 FORMS = (
-    *((KeptStepPairs, n) for n in (None, 4, TokenBudget(50))),
-    *((RecomputedStepPairs, n) for n in (None, 2)),
+    *((True, n) for n in (None, 4, TokenBudget(50))),
+    *((False, n) for n in (None, 2)),
 )
 # Any two of a model, options and a form meet.
 CASES = [
@@ -52,16 +52,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "form", "micro_batch_size"), CASES)
-def test_equal_to_a_pass_a_pair(name, options, form, micro_batch_size, setting):
+@pytest.mark.parametrize(("name", "options", "keep", "micro_batch_size"), CASES)
+def test_equal_to_a_pass_a_pair(name, options, keep, micro_batch_size, setting):
     policy, batch = setting(name, **options)
-    found = form(policy, DPO(BETA), batch, micro_batch_size)
+    found = StepPairs(policy, DPO(BETA), batch, micro_batch_size, keep)
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     weighted, along = policy.zeros(), found.along(direction)
     sizes = [len(part) for part, _ in found.parts]
     for part, some in zip(found, factors.split(sizes), strict=True):
-        part.add_gradient(weighted, some)
+        found.add_gradient(weighted, part, some)
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)
@@ -83,7 +83,7 @@ def test_central_difference(setting):
     policy, batch = setting()
     torch.manual_seed(3)
     direction = {key: 0.1 * torch.randn_like(p) for key, p in policy.adapter().items()}
-    pairs = RecomputedStepPairs(policy, DPO(BETA), batch, 2)
+    pairs = StepPairs(policy, DPO(BETA), batch, 2)
     exact = pairs.along(direction)
     relative = CentralDifference(epsilon=1e-4, relative=True)
     found = relative.coefficients(pairs, direction)
@@ -106,7 +106,7 @@ def large(setting, monkeypatch):
 
 
 def kept(policy, batch, keep="auto") -> bool:
-    return isinstance(StepPairs.of(policy, DPO(BETA), batch, 2, keep=keep), KeptStepPairs)
+    return StepPairs(policy, DPO(BETA), batch, 2, keep).kept is not None
 
 
 def test_on_a_cpu_its_ram_decides(large, monkeypatch):
@@ -160,10 +160,10 @@ def test_what_was_asked_for_is_done(large, monkeypatch):
 def test_layers_that_mix_rows(setting, make_batch):
     """The head sees response tokens only: nothing is kept, ghost says so, central difference goes on."""
     policy, batch = setting(target_modules=["q_proj", "lm_head"])
-    pairs = StepPairs.of(policy, DPO(BETA), batch, None, keep="auto")
-    assert isinstance(pairs, RecomputedStepPairs)
+    pairs = StepPairs(policy, DPO(BETA), batch, None, keep="auto")
+    assert pairs.kept is None
     with pytest.raises(UserError, match="whole rows"):
-        StepPairs.of(policy, DPO(BETA), batch, None, keep=True)
+        StepPairs(policy, DPO(BETA), batch, None, keep=True)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     with pytest.raises(UserError, match="whole rows"):
         GhostDotProduct().coefficients(pairs, direction)

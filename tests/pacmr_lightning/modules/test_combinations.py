@@ -75,7 +75,7 @@ def one_update(policy, batch, meta, objective, weighting):
     module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
     objective, weighting = module.objective, module.weighting
     keep = bool(weighting.every) and "auto"
-    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, keep=keep)
+    pairs = StepPairs(policy, objective, batch, MICRO_BATCH, keep=keep)
     if weighting.every:
         weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2, 1e-2)
         assert weighting.updates == 1 and any(p.grad.any() for p in weighting.vnet.parameters())

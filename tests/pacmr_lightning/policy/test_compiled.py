@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import GhostDotProduct
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan
@@ -66,7 +66,7 @@ def passes(policy: PolicyModel, batch, scale: float = 0.5) -> list[torch.Tensor]
     with policy.shifted(direction, scale):
         found += gradient()
     assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
-    pairs = RecomputedStepPairs(policy, DPO(0.5), batch.with_reference(reference), None)
+    pairs = StepPairs(policy, DPO(0.5), batch.with_reference(reference), None)
     dots = GhostDotProduct().coefficients(pairs, direction)
     return [*found, reference.chosen, reference.rejected, dots]
 

@@ -7,7 +7,7 @@ import torch
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
-from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import selfcheck
 from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
@@ -29,9 +29,9 @@ def off(found, truth) -> float:
     return float((found - truth).detach().norm() / truth.detach().norm())
 
 
-def step_pairs(policy, batch, kind=RecomputedStepPairs, micro_batch_size=None):
+def step_pairs(policy, batch, keep=False, micro_batch_size=None):
     batch = batch.with_reference(policy.reference_log_probs(batch))
-    return kind(policy, DPO(BETA), batch, micro_batch_size)
+    return StepPairs(policy, DPO(BETA), batch, micro_batch_size, keep)
 
 
 def gradient(pairs) -> dict[str, torch.Tensor]:
@@ -144,7 +144,7 @@ def test_layers_of_one_input_are_one_node(options, tolerance, make_policy, make_
                 passes = (True, False) if options.get("gradient_checkpointing") != "selective" else (False,)
                 each = [torch.autograd.grad(loss, adapter, retain_graph=again) for again in passes]
                 assert all(map(torch.equal, each[0], each[-1]))
-                kept = step_pairs(policy, batch, KeptStepPairs)
+                kept = step_pairs(policy, batch, True)
                 found += [logs.chosen, flat(each[0]), kept.along(direction)]
                 found += [flat(part.each[name] for name in policy.adapter()) for part in kept.kept]
     assert any(layer.shared for layer in together.lora_layers().values()) == ("name" not in options)
@@ -171,7 +171,7 @@ def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
     def values():
         logs, adapter = policy.log_probs(batch), policy.adapter().values()
         gradient = torch.autograd.grad((logs.chosen - logs.rejected).sum(), adapter)
-        kept = step_pairs(policy, batch, KeptStepPairs).kept
+        kept = step_pairs(policy, batch, True).kept
         return [logs.chosen, *gradient, *(each for part in kept for each in part.each.values())]
 
     for seed in range(2):
@@ -294,7 +294,7 @@ def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
     before = gradient(step_pairs(policy, batch))
     for scale in (0.0, -0.3):
         with policy.shifted(direction, scale):
-            kept = step_pairs(policy, batch, KeptStepPairs, 2)
+            kept = step_pairs(policy, batch, True, 2)
             again = step_pairs(policy, batch, micro_batch_size=2)
             a, b = gradient(kept), gradient(again)
             assert off(flat(a.values()), flat(b.values())) < 1e-5

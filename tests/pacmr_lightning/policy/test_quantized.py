@@ -122,7 +122,7 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
         truth.append(sum((g * direction[n]).sum() for g, n in zip(gradient, exact.adapter(), strict=True)))
     truth = torch.stack(truth)
     assert float(truth.abs().min()) > 1e-3
-    pairs = StepPairs.of(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, keep="auto")
+    pairs = StepPairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, keep="auto")
     for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):
         found = estimator.coefficients(pairs, direction).double()
         # Pair by pair; a central difference's step leaves 7e-4 in float64 too.

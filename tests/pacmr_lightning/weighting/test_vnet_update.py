@@ -17,7 +17,7 @@ from pacmr_lightning.meta_gradient import (
     PromptAugmentationConsistency,
     SoftPromptConsistency,
 )
-from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
@@ -142,7 +142,7 @@ def test_vnet_gradient(
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
-    pairs = RecomputedStepPairs(policy, DPO(BETA), train, micro_batch_size)
+    pairs = StepPairs(policy, DPO(BETA), train, micro_batch_size)
     metrics = weighting.update(pairs, meta, 99.0, 1.0)
     scale = max(float(e.abs().max()) for e in exact)
     for parameter, expected in zip(weighting.vnet.parameters(), exact, strict=True):
@@ -158,7 +158,7 @@ def test_a_noisy_estimator_is_reported_once(make_policy, make_batch):
     """A step of 1e-9 in fp32 is all rounding: the run says so; a sensible one stays silent."""
     policy = make_policy()
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
+    pairs = StepPairs(policy, DPO(BETA), train, None)
     outer = PromptAugmentationConsistency(0.55)
     noisy = VNetWeighting(outer, CentralDifference(1e-9), check_every=1)
     with pytest.warns(UserWarning, match="off the exact coefficients") as said:
@@ -181,7 +181,7 @@ def test_an_error_that_cannot_be_measured(make_policy, make_batch):
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
     weighting = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-2), check_every=1)
     with pytest.warns(UserWarning, match="meta/estimator_error is not measured: .* whole rows"):
-        found = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.05, 0.05)
+        found = weighting.update(StepPairs(policy, DPO(BETA), train, None), meta, 0.05, 0.05)
     assert weighting.updates == 1 and "meta/estimator_error" not in found
 
 
@@ -224,7 +224,7 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
     assert Rewards(policy.log_probs(train), train.reference, BETA).u.abs().max() == 0
     weighting = VNetWeighting()
     before = copy.deepcopy(weighting.state_dict())
-    metrics = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.0, 1.0)
+    metrics = weighting.update(StepPairs(policy, DPO(BETA), train, None), meta, 0.0, 1.0)
     assert metrics["meta/coverage"] == 0 and metrics["meta/skipped_updates"] == 1
     assert weighting.skipped == 1 and weighting.updates == 0
     for key, value in before["vnet"].items():
