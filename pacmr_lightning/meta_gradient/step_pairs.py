@@ -141,6 +141,10 @@ class StepPairs:
         return rewards.detach(), losses.detach(), each
 
 
+RecomputedStepPairs = StepPairs
+"""By its default, which keeps nothing."""
+
+
 def _affordable(policy: PolicyModel, pairs: int) -> bool:
     """Return whether to keep each pair's gradient, the same on all ranks and in all steps but a GPU's first.
 
