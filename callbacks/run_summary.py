@@ -37,7 +37,7 @@ class RunSummary(VisitsCallback):
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
       (``flip_auroc_u``);
-    - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and those that no confident pair allowed;
+    - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and skipped ones;
     - ``learned``, values that the objective learned, ``seconds`` of training, and ``wall_seconds`` since this
       fit started.
 
@@ -177,9 +177,10 @@ def _of_vnet(pl_module: Any) -> dict[str, int]:
     weighting = getattr(pl_module, "weighting", None)
     if not isinstance(weighting, VNetWeighting):
         return {}
-    if not weighting.updates:
+    if weighting.skipped and not weighting.updates:
         rank_zero_info(
-            f"VNet learned nothing: none of its {weighting.skipped} meta-batches had a confident pair, so "
-            "all weights are those of the start. Try a lower tau, or a longer run."
+            f"VNet learned nothing: its updates ({weighting.skipped}) were all skipped, so all weights are "
+            "those of the start. One is skipped if no pair of its meta-batch is confident (try a lower tau), "
+            "or if the learning rate is 0, as in a warm-up's first update (try a lower every)."
         )
     return {"vnet_updates": weighting.updates, "vnet_skipped": weighting.skipped}

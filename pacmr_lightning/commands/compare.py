@@ -50,6 +50,9 @@ def compare(runs: list[str]) -> None:
     for run, numbers in zip(runs, summaries, strict=True):
         if numbers.get("val_step") not in (None, numbers.get("steps")):
             print(f"  {run}: accuracy after update {numbers['val_step']:,} of {numbers['steps']:,}")
+        if (step := numbers["metrics"].get("val/guard/restored_step")) is not None:
+            ended = f"KLGuard ended it after update {numbers['steps']:,}; policy of update {step:,.0f}"
+            print(f"  {run}: {ended}")
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:

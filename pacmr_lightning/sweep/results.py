@@ -89,7 +89,7 @@ VERDICT_FOLDER = "judge"
 ANSWERS = "judge-answers.sqlite"
 """The judge's answers, for all cells of a sweep's folder."""
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
-TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
+TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", "restored_step", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""
 
 
@@ -104,7 +104,8 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     """Return one row per finished cell, by method in the sweep's order.
 
     Columns: ``row`` (the method's label with varied values), ``method``, ``noise``, ``seed``, ``task``,
-    ``bound``, the ``columns`` of varied options, and ``NUMBERS`` (NaN if unknown).
+    ``bound``, the ``columns`` of varied options, ``restored_step`` of KLGuard, and ``NUMBERS`` (NaN if
+    unknown).
     """
     rows = []
     names = option_columns(sweep)
@@ -114,6 +115,7 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         summary = read_summary(cell.folder)
         row = {"row": row_label(sweep, cell), "method": cell.method, "noise": cell.noise, "seed": cell.seed}
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
+        row["restored_step"] = summary["metrics"].get("val/guard/restored_step")
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
         if summary["flip_auroc"] is None and not summary.get("vnet_updates"):  # all weights are equal

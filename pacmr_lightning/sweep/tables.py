@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import pandas as pd
@@ -137,9 +138,14 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     if sweep.evaluate is not None:
         judged = results.pooled(sweep, done, {cell.name: results.row_label(sweep, cell) for cell in done})
         texts["win-rates.csv"] = judged.to_csv(index=False)
-    idle = frame[frame["vnet_updates"].eq(0)]
-    names = [f"{row['row']} at {100 * row['noise']:g}%, seed {row['seed']}" for _, row in idle.iterrows()]
-    note = f"VNet made no update in: {'; '.join(names)}. Their weights never changed.\n\n" if names else ""
+    names = [f"{row['row']} at {100 * row['noise']:g}%, seed {row['seed']}" for _, row in frame.iterrows()]
+    note = ""
+    for rows, words in (
+        (frame["vnet_updates"].eq(0), "VNet made no update, so all weights are those of the start, in"),
+        (frame["restored_step"].notna(), "KLGuard ended the run and went back to an earlier policy in"),
+    ):
+        if rows.any():
+            note += f"{words}: {'; '.join(compress(names, rows))}.\n\n"
     page = write(folder, tables(sweep, frame, judged), texts, note)
     if (figure := draw_noise(frame)) is not None:
         save_figure(figure, folder / "figures/noise-rates")

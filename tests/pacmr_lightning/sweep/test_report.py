@@ -76,6 +76,8 @@ def end_cells(world: Path) -> None:
         if cell.method == "pacmr":
             updates = 0 if (cell.noise, cell.seed, *cell.variation.values()) == (0.425, 2, 0.6) else 8
             summary |= {"vnet_updates": updates, "vnet_skipped": 10 - updates}
+        if (key, cell.noise, cell.seed) == ("dpo", 0.2, 1):
+            summary["metrics"]["val/guard/restored_step"] = 30
         if key == "pacmr-tau0.5":
             probe = {"mean_unflipped": 0.5 + cell.seed, "mean_flipped": 0.5, "gap": cell.seed}
             summary["metrics"] |= {f"pair_weights/probe_{name}": value for name, value in probe.items()}
@@ -192,7 +194,8 @@ def test_layouts(finished):
     names = ["Mean weight (unflipped)", "Mean weight (flipped)", "Weight gap", "Weight gap, standard error"]
     assert row[names].tolist() == pytest.approx(expected)
     assert row[["VNet's updates", "skipped"]].tolist() == [8, 2]
-    assert text.startswith("VNet made no update in: PACMR_DPO, τ = 0.6 at 42.5%, seed 2. Their weights")
+    assert "of the start, in: PACMR_DPO, τ = 0.6 at 42.5%, seed 2.\n" in text
+    assert "went back to an earlier policy in: DPO at 20%, seed 1.\n" in text
     final = pd.read_csv("out/tables/final-weights.csv")
     assert final["Method"].tolist() == [TAU["pacmr-tau0.5"]] * 2
     assert final["Noise rate"].tolist() == ["20%", "42.5%"]
