@@ -32,7 +32,7 @@ class MetaGradientEstimator(ABC):
 
         Args:
             pairs: this rank's N train pairs at omega, which must not change: ``PolicyModel.shifted`` runs
-                the policy elsewhere, where ``pairs.weighted_losses()`` are other losses.
+                the policy elsewhere, where ``pairs.current_losses()`` are other losses.
             direction: d, full-size and the same on all ranks.
         """
 
@@ -70,7 +70,7 @@ class CentralDifference(MetaGradientEstimator):
         sides = []
         for sign in (1, -1):
             with pairs.policy.shifted(direction, sign * step):
-                sides.append(pairs.weighted_losses())
+                sides.append(pairs.current_losses())
         return (sides[0] - sides[1]) / (2 * step)
 
 

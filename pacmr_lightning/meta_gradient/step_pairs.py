@@ -121,7 +121,7 @@ class StepPairs:
         return torch.cat([torch.stack([*part]).sum(0) for part in dots])
 
     @torch.no_grad()
-    def weighted_losses(self) -> Tensor:
+    def current_losses(self) -> Tensor:
         """Return (N,) l_i at the policy's current parameters, also shifted ones, from a forward pass."""
         return torch.cat([self.forward(part, rows)[1] for part, rows in self.parts])
 

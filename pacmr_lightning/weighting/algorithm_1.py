@@ -6,6 +6,8 @@ flows through a weight. Line 1 is the loop over updates, and line 6 the datamodu
 line 12 alone, with weights of 1.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -85,7 +87,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     sum_over_ranks([total])  # N
     groups: Sequence[Tensor | None] = [None] * len(pairs.parts)
     if objective.grouped and len(pairs.parts) > 1:
-        group = objective.group_weights(pairs.weighted_losses())
+        group = objective.group_weights(pairs.current_losses())
         if group is not None:
             groups = group.split([len(part) for part, _ in pairs.parts])
 
@@ -103,72 +105,6 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         pairs.add_gradient(gradient, part, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
     return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
-
-
-class VNet(nn.Module):
-    """V, a network from a pair's implicit rewards to its weight (Qu et al., section 5.1).
-
-    [Delta, u] -> [a, b], g = c + (1 - c) sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
-    The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
-    first:
-
-    >>> delta, u = torch.tensor([0.5, 0.1]), torch.tensor([2.0, -1.0])
-    >>> g, a, b = VNet()(delta, u)
-    >>> g.detach()  # sigmoid(u)
-    tensor([0.8808, 0.2689])
-    >>> VNet(floor=0.3)(delta, u)[0].detach()  # 0.3 + 0.7 sigmoid(u)
-    tensor([0.9166, 0.4883])
-
-    Computes in its own precision under autocast.
-
-    Args:
-        hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
-        slope: a at the start.
-        offset: b at the start.
-        floor: c, the smallest weight; Qu et al.: 0.
-        max_slope: largest a; at it a pair's slope has no gradient. Qu et al.: None.
-    """
-
-    def __init__(
-        self,
-        hidden: Sequence[int] = (64, 16),
-        slope: float = 1.0,
-        offset: float = 0.0,
-        floor: float = 0.0,
-        max_slope: float | None = None,
-    ):
-        super().__init__()
-        self.floor, self.max_slope = floor, max_slope
-        widths = [2, *hidden]
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        last = nn.Linear(widths[-1], 2)
-        nn.init.zeros_(last.weight)
-        self.layers = nn.Sequential(*layers, last)
-        self.start(slope, offset)
-
-    @property
-    def _last(self) -> nn.Linear:
-        return cast("nn.Linear", self.layers[-1])
-
-    @torch.no_grad()
-    def start(self, slope: float, offset: float) -> None:
-        """Set the last layer's bias, a and b of every pair while its weight is 0."""
-        self._last.bias.copy_(torch.tensor([slope, offset]))
-
-    def forward(self, delta: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (N,) weights g, slopes a and offsets b of (N,) Delta and u.
-
-        No gradient flows into the rewards (appendix A).
-        """
-        with torch.autocast(u.device.type, enabled=False):
-            inputs = torch.stack([delta, u], dim=1).detach().to(self._last.weight.dtype)
-            a, b = self.layers(inputs).unbind(1)
-            if self.max_slope is not None:
-                a = a.clamp(max=self.max_slope)
-            g = torch.sigmoid(a * inputs[:, 1] + b)
-            return self.floor + (1 - self.floor) * g, a, b
 
 
 class VNetWeighting(Weighting):
@@ -260,29 +196,6 @@ class VNetWeighting(Weighting):
         self.updates = 0
         self.skipped = 0
 
-    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Set the start offset if it is "auto"."""
-        if self.start_offset == "auto":
-            self.start_offset = auto_offset(rate)
-            self.vnet.start(self.start_slope, self.start_offset)
-
-    def check_sharded(self) -> None:
-        """Refuse kept gradients."""
-        if self.keep_gradients is True:
-            raise UserError(
-                "keep_gradients is true, but ZeRO-3 keeps no pair's gradient; set it to auto or false, or "
-                "use a lower stage."
-            )
-
-    def inputs(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
-        """Return VNet's inputs, (N,) each; a subclass with a network of its own may return others."""
-        return [rewards.delta, rewards.u]
-
-    @torch.no_grad()
-    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Return weights of N pairs under the current Theta."""
-        return Weights(*self.vnet(*self.inputs(rewards, batch)))
-
     def update(
         self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
     ) -> dict[str, Tensor]:
@@ -323,6 +236,29 @@ class VNetWeighting(Weighting):
         self.skipped += not learns
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
+
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
+        """Set the start offset if it is "auto"."""
+        if self.start_offset == "auto":
+            self.start_offset = auto_offset(rate)
+            self.vnet.start(self.start_slope, self.start_offset)
+
+    def check_sharded(self) -> None:
+        """Refuse kept gradients."""
+        if self.keep_gradients is True:
+            raise UserError(
+                "keep_gradients is true, but ZeRO-3 keeps no pair's gradient; set it to auto or false, or "
+                "use a lower stage."
+            )
+
+    def inputs(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
+        """Return VNet's inputs, (N,) each; a subclass with a network of its own may return others."""
+        return [rewards.delta, rewards.u]
+
+    @torch.no_grad()
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """Return weights of N pairs under the current Theta."""
+        return Weights(*self.vnet(*self.inputs(rewards, batch)))
 
     def _estimator_error(self, c: Tensor, pairs: StepPairs, d_meta: Direction) -> dict[str, Tensor]:
         """Compare (N,) unclipped coefficients with the exact ones; say once if the error is large."""
@@ -365,3 +301,69 @@ class VNetWeighting(Weighting):
             ) from None
         self.vnet_optimizer.load_state_dict(state["optimizer"])
         self.updates, self.skipped = state["updates"], state["skipped"]
+
+
+class VNet(nn.Module):
+    """V, a network from a pair's implicit rewards to its weight (Qu et al., section 5.1).
+
+    [Delta, u] -> [a, b], g = c + (1 - c) sigmoid(a u + b); Delta and u are unscaled, in nats times beta.
+    The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
+    first:
+
+    >>> delta, u = torch.tensor([0.5, 0.1]), torch.tensor([2.0, -1.0])
+    >>> g, a, b = VNet()(delta, u)
+    >>> g.detach()  # sigmoid(u)
+    tensor([0.8808, 0.2689])
+    >>> VNet(floor=0.3)(delta, u)[0].detach()  # 0.3 + 0.7 sigmoid(u)
+    tensor([0.9166, 0.4883])
+
+    Computes in its own precision under autocast.
+
+    Args:
+        hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
+        slope: a at the start.
+        offset: b at the start.
+        floor: c, the smallest weight; Qu et al.: 0.
+        max_slope: largest a; at it a pair's slope has no gradient. Qu et al.: None.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (64, 16),
+        slope: float = 1.0,
+        offset: float = 0.0,
+        floor: float = 0.0,
+        max_slope: float | None = None,
+    ):
+        super().__init__()
+        self.floor, self.max_slope = floor, max_slope
+        widths = [2, *hidden]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        last = nn.Linear(widths[-1], 2)
+        nn.init.zeros_(last.weight)
+        self.layers = nn.Sequential(*layers, last)
+        self.start(slope, offset)
+
+    @property
+    def _last(self) -> nn.Linear:
+        return cast("nn.Linear", self.layers[-1])
+
+    @torch.no_grad()
+    def start(self, slope: float, offset: float) -> None:
+        """Set the last layer's bias, a and b of every pair while its weight is 0."""
+        self._last.bias.copy_(torch.tensor([slope, offset]))
+
+    def forward(self, delta: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (N,) weights g, slopes a and offsets b of (N,) Delta and u.
+
+        No gradient flows into the rewards (appendix A).
+        """
+        with torch.autocast(u.device.type, enabled=False):
+            inputs = torch.stack([delta, u], dim=1).detach().to(self._last.weight.dtype)
+            a, b = self.layers(inputs).unbind(1)
+            if self.max_slope is not None:
+                a = a.clamp(max=self.max_slope)
+            g = torch.sigmoid(a * inputs[:, 1] + b)
+            return self.floor + (1 - self.floor) * g, a, b

@@ -26,9 +26,9 @@ class OneSidedDifference(MetaGradientEstimator):
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients."""
         step = self.epsilon / float(get_total_norm(direction.values()))
-        before = pairs.weighted_losses()
+        before = pairs.current_losses()
         with pairs.policy.shifted(direction, step):
-            return (pairs.weighted_losses() - before) / step
+            return (pairs.current_losses() - before) / step
 
     def clipped(self, coefficients: Tensor) -> Tensor:
         """Squashed smoothly, so that the order of the largest stays."""
