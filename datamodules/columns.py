@@ -89,6 +89,10 @@ def _label(value: object) -> str | None:
     return _text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
+def _name(value: object) -> str | None:
+    return _label(value) or None  # an empty one names nobody
+
+
 def _tools(value: Any) -> str | None:
     """Return the JSON of a list of tools' JSON schemas; the list or each tool may be JSON text."""
     try:
@@ -280,11 +284,11 @@ PREFERENCES = Columns(
     required=(),
     optional={
         "prompt": _text_or_messages,
-        "category": _label,
+        "category": _name,
         "augmented_prompt": _text_or_messages,
         "flipped": _flag,
         "eta": _probability,
-        "annotator": _label,
+        "annotator": _name,
         "votes_for": _number,
         "votes_against": _number,
         "label": _tie,
@@ -330,8 +334,9 @@ def checked(
         # JSON, as different texts may be equal when simply joined, and None differs from an empty prompt.
         texts = text_hash(json.dumps(given, default=str))
         if clean["id"] is None:
-            clean["id"] = f"{texts}-{repeats[texts]}"
-            repeats[texts] += 1
+            made = text_hash(json.dumps([texts, who])) if (who := clean.get("annotator")) else texts
+            clean["id"] = f"{made}-{repeats[made]}"
+            repeats[made] += 1
         if clean["id"] in places:
             raise UserError(
                 f"{place} has the id {clean['id']!r} of {places[clean['id']]}; "

@@ -21,7 +21,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 from .chat import decode_messages
 from .columns import PREFERENCES, Columns, checked
 
-_LAYOUT = 13
+_LAYOUT = 14
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")

@@ -105,10 +105,10 @@ class NoiseFromMask(LabelNoise):
         mask, texts = {}, {}
         for place, row in numbered_rows(self.mask):
             name, flipped = row.get("id"), row.get("flipped")
-            if name is None or flipped not in (True, False):
+            if name is None or flipped not in (True, False) or mask.get(str(name), flipped) != flipped:
                 raise UserError(
                     f"{place} has id {name!r} and flipped {flipped!r}, but a mask needs an id and true or "
-                    "false."
+                    "false, the same in all rows of an id."
                 )
             mask[str(name)] = float(flipped)
             texts[str(name)] = row.get("texts")

@@ -60,7 +60,7 @@ class AnnotatorNoise(LabelNoise):
     """
 
     def __init__(self, share: float | None = None, reliabilities: dict[str, float] | None = None):
-        check_share_or("AnnotatorNoise", "reliabilities", reliabilities, share)
+        check_share_or("AnnotatorNoise", "reliabilities", reliabilities or None, share)
         named = {f"reliabilities of {name!r}": value for name, value in (reliabilities or {}).items()}
         check_within("[0, 1]", "; 0.5 is a guess", **named)
         self.share = share

@@ -81,6 +81,7 @@ def _comparisons(asked: pd.DataFrame, rows: Any) -> list[judging.Comparison]:
 
 def reliability_of_judges(names: list[str], pairs: pd.DataFrame, found: Agreement) -> pd.DataFrame:
     """Return one row per judge: pairs asked about, verdicts, and reliability with its 95% interval."""
+    pairs = pairs.drop_duplicates("pair")
     verdicts = [pairs[f"{VOTE}{j + 1}"].dropna() for j in range(len(names))]
     spoke = [bool((one != 0).any()) for one in verdicts]
     fitted = [found.reliabilities, *np.quantile(found.draws[:, 2:], (0.025, 0.975), axis=0)]

@@ -48,38 +48,48 @@ def check_groups(groups: np.ndarray) -> None:
         )
 
 
-def probe_log_odds(differences: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
+def probe_log_odds(
+    differences: np.ndarray, groups: np.ndarray, votes: np.ndarray | None = None
+) -> np.ndarray:
     """Return (N,) log-odds in nats that chosen is preferred, by the labels of other groups.
 
     The penalty is the strongest whose ``signed_rank_agreement`` is within a standard error of the best.
     ``differences`` are (N, D) features, chosen minus rejected, ``groups`` (N,) numbers, such as of prompts.
+    (N, 2) ``votes`` are those for and against chosen, whose shares are the label; None: all are for it.
     """
     check_groups(groups)
+    share = np.ones(len(groups)) if votes is None else votes[:, 0] / votes.sum(1)
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     if len(scaled) < scaled.shape[1]:  # the penalty does not change under rotation into the rows' own span
         scaled = np.asarray(np.linalg.qr(scaled.T, mode="r")).T
-    parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=groups))
+    parts = list(GroupKFold(FOLDS, shuffle=True, random_state=0).split(scaled, groups=groups))
     log_odds = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
         for learned, judged in parts:
-            mirror = mirror_signs(len(learned)).astype(np.float32)
+            rows = np.concatenate([learned, divided := learned[share[learned] < 1]])
+            weight = np.concatenate([share[learned], 1 - share[divided]])
+            label = np.where(np.arange(len(rows)) < len(learned), 1, -1)
+            mirror = mirror_signs(len(rows)).astype(np.float32)
             # Each fit starts from the last one, from the strongest penalty on.
             model = LogisticRegression(fit_intercept=False, warm_start=True, max_iter=1000)
             for row, variance in zip(log_odds, VARIANCES, strict=True):
                 model.set_params(C=variance)
-                model.fit(scaled[learned] * mirror[:, None], mirror)
+                model.fit(scaled[rows] * mirror[:, None], mirror * label, sample_weight=weight)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
-    ranks = np.array([signed_rank_agreement(row) for row in log_odds])
+    ranks = np.array([signed_rank_agreement(row, share) for row in log_odds])
     return log_odds[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
 
 
-def signed_rank_agreement(log_odds: np.ndarray) -> float:
+def signed_rank_agreement(log_odds: np.ndarray, share: np.ndarray | float = 1.0) -> float:
     """Return the fraction of pairs of (N,) log-odds with a sum above 0 (Wilcoxon's signed ranks).
 
-    It is 0.5 by chance. On unseen labels, the scorer with the higher value also ranks independent label
+    With (N,) shares of the votes, those below one half change their sign, and ties are left out. It is 0.5 by
+    chance. On unseen labels, the scorer with the higher value also ranks independent label
     errors better.
     """
+    lean = np.sign(np.broadcast_to(share, log_odds.shape) - 0.5)
+    log_odds = (lean * log_odds)[lean != 0]
     sides = np.repeat([1, 0], len(log_odds))
     return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))
 

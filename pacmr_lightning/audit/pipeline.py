@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
 from .words import verdict
+
+CLEANED = ("cleaned.jsonl", "cleaned.parquet")
+"""Names of cleaned files where none is given; see ``Source.cleaned_name``."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +184,15 @@ def conclude(
     with waiting("Estimating how many annotators would agree"):
         if options.judges:
             p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
-            places = pairs_to_judge(p, options.judged_pairs)
+            # Rows with votes on one pair have the verdict on its first row, seen from their own label.
+            _, first, pair = np.unique(pairs["pair"], return_index=True, return_inverse=True)
+            places = first[pairs_to_judge(p[first], options.judged_pairs)]
             cast, asking = ask_judges(pairs, places, scored.rows, options, answers or folder / ANSWERS)
+            side = pairs["side"].to_numpy()
+            cast = cast[first[pair]] * (side * side[first[pair]])[:, None]
+            asked = np.flatnonzero(np.isin(first[pair], places))
             for j, column in enumerate(cast.T, 1):  # NA for pairs that no judge was asked about
-                pairs[f"{VOTE}{j}"] = pd.Series(column[places], pairs.index[places], dtype="Int64")
+                pairs[f"{VOTE}{j}"] = pd.Series(column[asked], pairs.index[asked], dtype="Int64")
             votes, scorer = replace(votes, verdicts=cast.astype(float)), "judge"
         fit = agreement(u, prompts, votes, options.noise_rate)
         if options.judges:
@@ -193,7 +202,8 @@ def conclude(
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
     sides = [[getattr(text, side) for text in texts.values()] for side in ("chosen", "rejected")]
-    followed = shortcuts(findings.pairs["prompt"].to_numpy(), *sides)
+    told = ~findings.pairs["tie"].to_numpy()
+    followed = shortcuts(findings.pairs["prompt"].to_numpy()[told], *(list(compress(s, told)) for s in sides))
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
     columns += ["cross_fit_u", "probe_u", *VIEWS, "combined_u", "judged_u"]
@@ -203,7 +213,10 @@ def conclude(
     drawn = random_sample(pairs["id"].tolist(), options.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
-    (folder / "judges.csv").unlink(missing_ok=True)  # of an earlier audit
+    if (folder / AUDITED_PAIRS).exists():  # what an earlier audit has left
+        for name in ("judges.csv", *CLEANED):
+            if folder / name not in (local_path(file) for file in scored.source.files):
+                (folder / name).unlink(missing_ok=True)
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, fit)
     with waiting("Writing the report"):
@@ -216,10 +229,7 @@ def conclude(
     write_text(files["report.html"], page)
     cleaned, changes = None, _changes(table, options)
     # A file without changes is written only if it is asked for.
-    default = folder / scored.source.cleaned_name
-    output = options.cleaned or (str(default) if any(changes) else None)
-    if output != str(default):
-        default.unlink(missing_ok=True)  # of an earlier audit
+    output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
         cleaned = _write_cleaned(scored, output, *changes)
         files["cleaned"] = local_path(output)

@@ -63,6 +63,7 @@ def find(
     "combined".
     """
     ties = pairs["tie"].to_numpy()
+    pairs = pairs.assign(flipped=pairs["flipped"].mask(ties))  # the other way round a tie says the same
     suspected = is_suspected(found, ties, threshold)
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")

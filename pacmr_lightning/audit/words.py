@@ -45,12 +45,15 @@ def verdict(findings: Findings) -> str:
             "label is suspected."
         )
     share, low, high = findings.contradicted
+    below = f"{number:,} of {len(pairs):,} labels have p below {findings.threshold:g}"
+    probably = findings.threshold == 0.5
     if fit.known:
-        said = f"{number:,} of {len(pairs):,} labels are probably wrong"
+        said = f"{number:,} of {len(pairs):,} labels are probably wrong" if probably else below
         if number:
-            said += f"; {share:.0%} of these are expected to be ({low:.0%} to {high:.0%})"
+            said += f"; {share:.0%} of these are expected to be wrong ({low:.0%} to {high:.0%})"
         return f"{said}, at a given rate of random flips of {fit.rate:.1%}."
     said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels."
+    said = said if probably else f"{below}."
     if number:
         said += (
             f" Of these suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} "

@@ -49,6 +49,7 @@ class AuditedWeights(Weighting):
         else:
             _ = self._known  # reports a table without probabilities first
             self._table.check(pairs)
+            self.columns = ("votes_for",)  # p_majority uses the votes
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return (N,) weights."""

@@ -89,6 +89,11 @@ def test_mask_files(world, tmp_path):
     write_lines(path, [{"id": "a", "flipped": "yes"}])
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
         noise.flips(world, 42)
+    write_lines(path, [{"id": "a", "flipped": True}, {"id": "a", "flipped": False}])
+    with pytest.raises(
+        UserError, match=r"line 2 has id 'a' and flipped False, .* the same in all rows of an id"
+    ):
+        noise.flips(world, 42)
     with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
         NoiseFromMask(str(tmp_path / "none.parquet")).flips(world, 42)
 
@@ -262,6 +267,7 @@ def test_categories_by_a_share(world):
         (lambda: TemperatureLabels(0), "tau is 0, but it must be above 0"),
         (lambda: TemperatureLabels(float("inf")), "tau is inf"),
         (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
+        (lambda: AnnotatorNoise(reliabilities={}), "reliabilities None and share None; give one"),
     ],
 )
 def test_wrong_options(make, message):

@@ -179,7 +179,7 @@ def test_reliabilities_are_recovered():
     assert found.identified and found.rate == pytest.approx(0.3, abs=0.015)
     assert found.low <= 0.3 <= found.high and found.slope == pytest.approx(1.2, abs=0.12)
     assert found.reliabilities == pytest.approx([0.9, 0.7, 0.5], abs=0.03)
-    verdicts = pd.DataFrame(votes.verdicts, columns=["vote_1", "vote_2", "vote_3"])
+    verdicts = pd.DataFrame(votes.verdicts, columns=["vote_1", "vote_2", "vote_3"]).assign(pair=range(4000))
     table = reliability_of_judges(["a", "b", "c"], verdicts, found)
     assert (table["low"] <= table["reliability"]).all() and (table["reliability"] < table["high"]).all()
     counts = table[["for_label", "against_label", "none"]].to_numpy()

@@ -183,7 +183,9 @@ def test_from_python(finished, tmp_path, monkeypatch):
     # A name is enough: of a file, which may be missing, or of a dataset.
     assert isinstance(pairs_of("missing.jsonl"), Files) and isinstance(pairs_of("owner/x"), HubPreferences)
     Path("audit").mkdir()
-    shutil.copy(path, "audit/cleaned.jsonl")
+    names = ("audit/cleaned.jsonl", "audit/cleaned.parquet")
+    for name in names:
+        shutil.copy(path, name)
     pd.read_json(path, lines=True).to_parquet("pairs.parquet")
     for data, options, why in (
         ("audit/cleaned.jsonl", AuditOptions(), "audit/cleaned.jsonl, where the source's own rows are"),
@@ -192,8 +194,9 @@ def test_from_python(finished, tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=why):
             whole_audit(model, data, options)
-    unknown = whole_audit(model, str(path))
-    assert not Path("audit/cleaned.jsonl").exists(), "nothing is suspected, and it was of another audit"
+    for kept in (True, False):
+        unknown = whole_audit(model, str(path))
+        assert [Path(name).exists() for name in names] == [kept] * 2, "nothing is suspected here"
     assert unknown.noise_rate is None and unknown.files["report.html"] == Path("audit/report.html")
     coin = "These 64 labels cannot be predicted from the scores better than by a coin, so no label is"
     assert unknown.statement == f"{coin} suspected." and unknown.suspected.empty

@@ -28,16 +28,18 @@ def pairs(count, width=12, flips=0.3, seed=0):
 
 
 def test_an_independent_minimiser_of_the_probe(monkeypatch):
-    """Of |w|^2 / 2C + sum log(1 + exp(-w^T d)), over the other parts' pairs, in float64."""
+    """Of |w|^2 / 2C + sum log(1 + exp(-w^T d)), over the other parts' votes, in float64."""
     monkeypatch.setattr(linear_probe, "VARIANCES", (0.1,))
     found, prompts, _ = pairs(150)
+    votes = np.array([[1, 0], [3, 1], [2, 2], [0, 4]])[np.arange(150) % 4]
+    total = votes.sum(1, keepdims=True)
     scaled = found / np.sqrt(np.square(found).mean(0) * found.shape[1])
     assert np.square(scaled).sum(1).mean() == pytest.approx(1)
-    log_odds = probe_log_odds(found, prompts)
+    log_odds = probe_log_odds(found, prompts, votes)
     for learned, judged in GroupKFold(FOLDS, shuffle=True, random_state=0).split(scaled, groups=prompts):
 
-        def loss(w, d=scaled[learned]):
-            return w @ w / 0.2 + np.logaddexp(0, -d @ w).sum()
+        def loss(w, d=scaled[learned], share=votes[learned] / total[learned]):
+            return w @ w / 0.2 + (share * np.logaddexp(0, np.outer(d @ w, [-1, 1]))).sum()
 
         w = minimize(loss, np.zeros(found.shape[1]), method="BFGS", tol=1e-10).x
         np.testing.assert_allclose(log_odds[judged], scaled[judged] @ w, atol=2e-3)
@@ -48,6 +50,9 @@ def test_agreement_is_the_share_of_walsh_averages_above_zero():
     values = np.random.default_rng(0).normal(0.3, 1, 40)
     sums = values[:, None] + values
     assert signed_rank_agreement(values) == pytest.approx((sums > 0).mean())
+    turned = signed_rank_agreement(values * np.tile([1, -1], 20), np.tile([0.7, 0.2], 20))
+    assert turned == signed_rank_agreement(values)
+    assert signed_rank_agreement(np.append(values, 9), np.append(np.ones(40), 0.5)) == turned  # a tie
     assert signed_rank_agreement(np.zeros(5)) == 0.5 and signed_rank_agreement(np.abs(values)) == 1
 
 

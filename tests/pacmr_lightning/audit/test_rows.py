@@ -43,6 +43,12 @@ def test_counts_and_ties(finished, tmp_path):
     assert "30 labels are ties: half a vote for each response, and never suspected" in page
 
 
+def test_ties_hide_no_shortcut(finished, tmp_path):
+    rows = [by_one_word(i, i % 4 == 1) | ({"label": "tie"} if i % 2 else {}) for i in range(120)]
+    audited(finished, tmp_path, rows)
+    assert set(pd.read_csv(tmp_path / "found/shortcuts.csv")["trait"]) >= {"golden"}
+
+
 def test_the_same_pair_once_per_annotator(finished, tmp_path):
     """Three annotators judge each pair, the third in the other order and often wrongly."""
     rng = np.random.default_rng(0)

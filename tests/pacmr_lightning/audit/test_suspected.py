@@ -8,7 +8,7 @@ from pacmr_lightning.audit.agreement import Votes, agreement
 from pacmr_lightning.audit.annotators import LEAST, annotator_reliability, group_reliability
 from pacmr_lightning.audit.scorers import SCORES
 from pacmr_lightning.audit.suspected import detection_quality, find
-from pacmr_lightning.audit.words import groups_table
+from pacmr_lightning.audit.words import groups_table, verdict
 
 from .test_agreement import scores
 
@@ -71,12 +71,18 @@ def test_suspected():
     assert found.methods["contradicted"][0] == share
     stricter = find_with(pairs, "dpo", threshold=0.45)
     assert 0 < stricter.suspected < found.suspected and stricter.contradicted[0] > share
+    said = f"{stricter.suspected:,} of 2,000 labels have p below 0.45. Of these"
+    assert verdict(stricter).startswith(said) and "probably contradict" in verdict(found)
+    known = verdict(find_with(pairs, "dpo", known=0.3, threshold=0.45))
+    assert "labels have p below 0.45; " in known and "are expected to be wrong" in known
 
 
 def test_votes_and_ties_decide_the_rank():
     pairs, rng = frame(), np.random.default_rng(0)
     votes = Votes(*rng.integers([[1], [0]], 5, (2, 2000)).astype(float), np.zeros((2000, 0)))
     found = find_with(pairs.assign(tie=pairs["u"] < -4), "dpo", votes=votes)
+    # Injected noise exchanges ties, too, which are no wrong labels.
+    assert found.pairs["flipped"][found.pairs["tie"]].isna().all() and pairs["flipped"].notna().all()
     ties = found.pairs["tie"].sum()
     assert found.pairs["p"][:-ties].is_monotonic_increasing and found.pairs["tie"][-ties:].all() and ties > 9
     assert found.pairs["suggested"].eq("swap")[: found.suspected].all() and found.cut is None
