@@ -157,7 +157,8 @@ class RunCheckpoint(ModelCheckpoint):
         for name in sorted(names - {"epoch", "step"} - found.keys()):
             if trained or name.startswith("val"):
                 raise UserError(
-                    f"{given}, but this run does not log {name}; choose one of {', '.join(sorted(found))}."
+                    f"{given}, but nothing has logged {name} by a validation; choose one of "
+                    f"{', '.join(sorted(found))}."
                 )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:

@@ -187,12 +187,6 @@ class PreferenceDataModule(LightningDataModule):
         """Load training pairs for ``fit``, validation pairs, nothing for ``predict``."""
         check_rank_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
-            overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
-            if overfit:
-                raise UserError(
-                    f"trainer.overfit_batches is {overfit}, but it would undo the order of the "
-                    "pairs; give a smaller training file and more epochs instead."
-                )
             if self.clean_meta is not None:
                 self.clean_pairs = self._pairs_as_found("clean_meta", self.clean_meta.name)
             self.train_pairs = self._training_pairs()

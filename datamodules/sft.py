@@ -164,10 +164,13 @@ class SFTDataModule(LightningDataModule):
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
         done = self._rows_done if shuffle else lambda: 0
+        sampler = self._sampler(split, shuffle, self.trainer.global_rank, done)
+        if shuffle:  # with workers, a resumed epoch is read before Lightning sets it
+            sampler.set_epoch(self.trainer.current_epoch)
         return StepLoader(
             self._rows[split],
             batch_size=self.batch_size,
-            sampler=self._sampler(split, shuffle, self.trainer.global_rank, done),
+            sampler=sampler,
             collate_fn=self._collate,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,

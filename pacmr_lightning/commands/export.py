@@ -82,13 +82,17 @@ def export(
             f"{finished.checkpoint} has weights that are not finite: the run diverged; name an earlier "
             "checkpoint with --checkpoint."
         )
+    summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
+    if summary is not None and summary["steps"] != step:
+        summary = None  # of another state
+    if summary is not None:  # where KLGuard went back, the policy is an earlier one
+        step = int(summary["metrics"].get("val/guard/restored_step", step))
     print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
     with replacing(path) as folder:
         folder.mkdir()
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == finished.base:
             finished.base = base
-        summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
         loaded = None if merged else base or bottom
         card = model_card(finished, module, step, summary, name=out, hub_base=hub_base, loaded=loaded)
         data.tokenizer.save_pretrained(folder)

@@ -72,13 +72,19 @@ def sweep(
         if (job := job_of(cell)) and state_of(cell) == "submitted":
             word = queue.get(job, "SLURM does not answer here")
             print_result(f"{cell.name} is submitted as job {job} ({word})")
-    try:
-        if not tables_only:
+    problem = None
+    if not tables_only:
+        try:
             _judge(sweep, all_cells, launcher)
-    finally:  # a judge that fails leaves the tables of what is known
-        from ..sweep.tables import report  # slow import
+        except UserError as error:  # after the tables of what is known
+            problem = error
+    from ..sweep.tables import report  # slow import
 
-        finish(all_cells, partial(report, sweep))
+    failed = finish(all_cells, partial(report, sweep))
+    if problem:
+        raise problem
+    if failed:
+        sys.exit(1)
 
 
 def _judge(sweep: Sweep, all_cells: list[Cell], launcher: str) -> None:
@@ -140,8 +146,8 @@ def run_cells(
     run_all(sweep, left, states.count("done"))
 
 
-def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
-    """Write the report of finished cells; print failed ones and exit with status 1."""
+def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> int:
+    """Write the report of finished cells; print failed ones and return their number."""
     states = {cell.name: state_of(cell) for cell in found}
     failed = [cell for cell in found if states[cell.name] == "failed"]
     done = [cell for cell in found if (cell.folder / SUMMARY).exists()]
@@ -151,7 +157,7 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
         print(f"{cell.name} failed: {reason(cell)} ({cell.folder})")
     if failed:
         print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
-        sys.exit(1)
+    return len(failed)
 
 
 def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
@@ -190,7 +196,7 @@ def check_files(sweep: Sweep, found: list[Cell], parsed: dict[str, tuple[Any, An
         for _, text in texts_in(values):
             if not _DATA_FILE.fullmatch(text):
                 continue
-            if local_path(text).exists() or _made_later(sweep, text) or sweep.output in text:
+            if local_path(text).exists() or _made_later(sweep, text) or str(Path(sweep.output)) in text:
                 continue
             options = vars(objects.data)
             if text == options.get("augmentations") and not options.get("meta_every"):

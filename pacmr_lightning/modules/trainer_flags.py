@@ -22,13 +22,14 @@ FLAGS = {
 }
 """Flags that Lightning uses in automatic optimization alone."""
 CALLBACKS = {
+    BatchSizeFinder: "would change an update's pairs; model.micro_batch_size auto tries how many fit at once",
+    GradientAccumulationScheduler: "would change an update's rows, for which the schedule is planned; set "
+    "data.global_batch_size, or of SFT accumulate_grad_batches",
     BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA trains on a frozen base",
     ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
     StochasticWeightAveraging: "copies the module before its model is loaded, so it would average nothing",
 }
 MANUAL_CALLBACKS = {
-    BatchSizeFinder: "would change an update's pairs; model.micro_batch_size auto tries how many fit at once",
-    GradientAccumulationScheduler: f"needs automatic optimization; {FLAGS['accumulate_grad_batches']}",
     LearningRateFinder: "needs automatic optimization; without model.learning_rate the size chooses",
     SpikeDetection: "needs automatic optimization; the callback Health warns of failing runs",
 }
@@ -45,6 +46,11 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
 
     The module optimizes ``automatic``ally, and its checkpoints hold the ``whole`` model.
     """
+    if overfit := vars(trainer)["overfit_batches"]:
+        raise UserError(
+            f"trainer.overfit_batches is {overfit}, but it would undo the order of the rows; give a smaller "
+            "training file and more epochs instead."
+        )
     for name, why in {} if automatic else FLAGS.items():
         if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")

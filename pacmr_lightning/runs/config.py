@@ -56,11 +56,9 @@ def check_flags(config: Namespace) -> None:
 
 
 def use_lora_deepspeed(config: Namespace) -> None:
-    """Replace Lightning's DeepSpeed strategy, a name or a class path, by the adapter's with its options."""
+    """Replace Lightning's DeepSpeed strategy, a name or a class path, by the own one with its options."""
     name, kind, options = _strategy(config)
-    trained = config.model.class_path
-    # SFT trains under Lightning's own, too.
-    if kind is strategies.DeepSpeedStrategy and issubclass(resolve_name(trained), PreferenceModule):
+    if kind is strategies.DeepSpeedStrategy:  # its checkpoints are folders of each process
         config.trainer.strategy = Namespace(class_path=DEEPSPEED, init_args=options)
         rank_zero_info(f"trainer.strategy {name} is {DEEPSPEED} here, which takes the same options.")
 

@@ -83,7 +83,7 @@ def model_card(
     )
     noise = {key: options[key] for key in NO_NOISE if options.get(key)}
     metrics = {}
-    if summary is not None and summary["steps"] == step:
+    if summary is not None:
         values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
         metrics = {key: value for key, value in values.items() if value is not None}
     counts = ((summary or {}).get("counts") or {}).items()

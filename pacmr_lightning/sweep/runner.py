@@ -66,6 +66,8 @@ def _gpus() -> list[str]:
 def slots_of(sweep: Sweep, jobs: int) -> list[str | None]:
     """Return the visible GPUs of each parallel cell; None for CPUs."""
     if not sweep.devices:
+        if gpus := len(_gpus()):
+            print(f"Cells run on CPUs, as devices is 0 in the sweep; this machine has {gpus} GPUs.")
         return [None] * jobs
     needed, gpus = jobs * sweep.devices, _gpus()
     if needed > len(gpus):
@@ -85,9 +87,7 @@ def prepare(sweep: Sweep) -> None:
         print(f"Preparing {preparation.output}: pacmr {preparation.command}")
         log = Path(sweep.output) / f"prepare-{number}.txt"
         log.unlink(missing_ok=True)
-        words = command_words(preparation.command)
-        if words[0] == "fit" and "--ckpt_path" not in words:
-            words += ["--ckpt_path", "last"]  # an interrupted one goes on; else it begins
+        words = state.resuming(command_words(preparation.command))
         failed = worker.finish(worker.start([words], log, gpus))
         if failed or not Path(preparation.output).exists():
             raise UserError(

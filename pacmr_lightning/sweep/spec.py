@@ -105,7 +105,7 @@ class Sweep:
     threads: int = 1
     """CPU threads per cell."""
     devices: int = 0
-    """GPUs per cell."""
+    """GPUs per cell; with 0 cells see none."""
 
     def preparations(self) -> list[Preparation]:
         """Return ``prepare`` with the seeds filled in."""

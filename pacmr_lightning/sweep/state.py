@@ -101,7 +101,13 @@ def prepare(cell: Cell, job: str | None = None) -> list[list[str]]:
     if trained:
         return [cell.prediction]
     fit = cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
-    return [words for words in (cell.first, fit, cell.predict and cell.prediction) if words]
+    first = [] if goes_on else resuming(cell.first)
+    return [words for words in (first, fit, cell.predict and cell.prediction) if words]
+
+
+def resuming(words: list[str]) -> list[str]:
+    """Let a ``pacmr fit`` go on if it was interrupted; else it begins."""
+    return words + (["--ckpt_path", "last"] if words[:1] == ["fit"] and "--ckpt_path" not in words else [])
 
 
 def ready(cell: Cell) -> bool:

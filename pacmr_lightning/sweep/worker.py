@@ -69,6 +69,7 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     os.environ.pop("SLURM_NTASKS", None)
     for arguments in commands:
         if devices is None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
             sys.argv = ["pacmr", *arguments]
             runpy.run_module("pacmr_lightning", run_name="__main__")
         else:

@@ -43,6 +43,8 @@ def test_a_run_that_goes_too_far(fit, recwarn, capsys):
     kept = int(said[-1].rpartition("the policy of update ")[2].partition(".")[0])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["metrics"]["val/guard/restored_step"] == kept < summary["steps"]
+    cli.main(["export", "run", "adapter"])
+    assert f"an adapter after {kept} updates" in capsys.readouterr().err
     cli.main(["compare", "run"])
     assert f"update {summary['steps']}; policy of update {kept}\n" in capsys.readouterr().err
     # What was measured last is of the model that was kept, although the measuring callback comes first.

@@ -182,7 +182,7 @@ def test_the_best_checkpoint_is_the_state_that_was_validated(every, mode, pairs,
 
 REFUSED = """
 --checkpoint.filename {step}-{val/lost:.2f}
-    does not log val/lost; choose one of val/
+    has logged val/lost by a validation; choose one of val/
 --checkpoint.filename best --checkpoint.save_top_k 2 --checkpoint.monitor val/loss
     with {step} if
 --checkpoint.filename a/{step}

@@ -178,7 +178,7 @@ def test_an_unknown_monitor(more, owner, name, words, capsys):
     """One of the validation is refused before training; none spoils the folder for a second try."""
     words = [*words, "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=1"]
     said = fails(capsys, [*words, f"--{more}"])
-    assert f"{owner}.monitor is {name}, but this run does not log {name}; choose" in said
+    assert f"{owner}.monitor is {name}, but nothing has logged {name} by a validation; choose" in said
     assert "val/loss" in said
     assert Path(RUN).exists() == (name == "loss")
     cli.main(words)

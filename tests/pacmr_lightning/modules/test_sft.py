@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning.callbacks import RunCheckpoint
@@ -199,7 +199,8 @@ def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora, accumulate
         checkpoints = RunCheckpoint(tmp_path / "checkpoints", **saving)
         options = {"callbacks": [checkpoints], "accumulate_grad_batches": accumulate, "max_epochs": 2}
         module = SFTModule(model=base, learning_rate=1e-2, lora=lora)
-        trainer = fit(tmp_path / folder, module, make_data(tokenizer=base), start, **options)
+        data = make_data(tokenizer=base, num_workers=accumulate - 1)
+        trainer = fit(tmp_path / folder, module, data, start, **options)
         assert trainer.global_step == 12 // accumulate
     assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
 
@@ -330,6 +331,9 @@ def test_runs_that_are_refused(base, tmp_path):
         data.trainer.fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
+    for options in ({"callbacks": [BatchSizeFinder()]}, {"overfit_batches": 1}):
+        with pytest.raises(UserError, match="BatchSizeFinder would change|overfit_batches is 1"):
+            fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, **options)
     assert not (tmp_path / "run/model").exists()
 
 

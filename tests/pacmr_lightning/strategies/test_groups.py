@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.command_line.exceptions import lost_process, no_compiler
 from pacmr_lightning.commands.fit import parser_of
@@ -116,10 +116,28 @@ def test_lightnings_names(fit):
         else:
             assert found == name
     parser.dump(config)  # as config.yaml has it
-    model = Namespace(class_path="pacmr_lightning.modules.SFTModule")
-    sft = Namespace(model=model, trainer=Namespace(strategy=names[0]))
-    use_lora_deepspeed(sft)
-    assert sft.trainer.strategy == names[0]
+
+
+@pytest.mark.slow
+def test_sft_under_deepspeed(tmp_path):
+    """Two processes end with the model of DDP, and a run that goes on from the middle with the same bits."""
+    words = f"""fit --config {CONFIGS}/quickstart/sft.yaml --data.source.rows 64
+        --data.source.validation_rows 16 --data.batch_size 8 --trainer.accelerator cpu --trainer.devices 2
+        --checkpoint.every_n_train_steps 2 --checkpoint.every_n_epochs null --checkpoint.save_top_k -1
+        --trainer.strategy"""
+    models = []
+    for folder, more in (
+        ("plain", "ddp"),
+        ("whole", "deepspeed_stage_2"),
+        ("again", f"deepspeed_stage_2 --ckpt_path {tmp_path}/whole/checkpoints/step-2.ckpt"),
+    ):
+        path = tmp_path / folder
+        done = run(["pacmr_lightning", *f"{words} {more} --trainer.default_root_dir {path}".split()])
+        assert done.returncode == 0, done.stderr[-3000:]
+        models.append(AutoModelForCausalLM.from_pretrained(path / "model").state_dict())
+    for name, value in models[0].items():
+        torch.testing.assert_close(models[1][name], value, rtol=1e-5, atol=1e-6)
+        assert torch.equal(models[1][name], models[2][name])
 
 
 @pytest.mark.slow

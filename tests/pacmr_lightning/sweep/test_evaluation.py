@@ -86,6 +86,16 @@ def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
     assert not Path("out").exists()
 
 
+def test_a_judge_and_a_cell_that_fail_are_both_told(answered, capsys):
+    path, found = answered
+    (found[-1].folder / "summary.json").unlink()
+    record = json.loads((found[-1].folder / "cell.json").read_text())
+    (found[-1].folder / "cell.json").write_text(json.dumps(record | {"exit": 1}))
+    assert run(path) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"1 of {len(found)} cells failed" in said and "cannot be reached" in said
+
+
 @pytest.fixture
 def answered(write_sweep) -> tuple[str, list[Cell]]:
     """A sweep file with prices, whose cells have ended and answered; in the first seed both say the same."""

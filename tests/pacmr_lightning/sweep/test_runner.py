@@ -16,6 +16,9 @@ import torch
 
 from pacmr_lightning import cli
 from pacmr_lightning.sweep import worker
+from pacmr_lightning.sweep.cells import cells
+from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.state import prepare
 
 from .conftest import OPTIONS
 
@@ -116,6 +119,19 @@ def test_a_cell_after_another(write_sweep, capsys):
     said = capsys.readouterr().err
     assert "second-noise30-seed1 was not run: dpo-noise30-seed1 failed" in " ".join(said.split())
     assert not Path("out/second-noise30-seed1").exists()
+
+
+def test_a_first_command_is_not_run_again(write_sweep):
+    """It could refuse to; a fit that was interrupted goes on. A sweep's folder may be written with a dot."""
+    second = {"config": "dpo", "after": "dpo", "first": "fit --config dpo --output {folder}/first"}
+    second["options"] = {"model.weighting": "AuditedWeights", "model.weighting.audit": "{after}/p.parquet"}
+    path = write_sweep(output="./out", methods={"dpo": None, "second": second}, seeds=[0])
+    assert sweep(path, "--dry_run") == 0
+    cell = cells(read_sweep(path))[1]
+    assert prepare(cell) == [[*cell.first, "--ckpt_path", "last"], cell.arguments]
+    (cell.folder / "checkpoints").mkdir()
+    (cell.folder / "checkpoints/last.ckpt").touch()
+    assert prepare(cell) == [[*cell.arguments, "--ckpt_path", "last"]]
 
 
 def test_preparation(write_sweep, capsys):
