@@ -20,9 +20,6 @@ from .samples import trained_pairs
 SHARE = 0.02
 """Most of a run's time that checks may take. A check runs a pair twice; training takes three passes."""
 
-LEARNED = ("weighting", "objective")
-"""Parts of the module that learn, beside the policy."""
-
 
 class KLGuard(Recurring):
     """KL from policy to reference per token of held-out responses: a line if it is large, and a way back.
@@ -132,8 +129,9 @@ class KLGuard(Recurring):
         adapter = pl_module.policy.adapter()
         with whole(adapter.values()):
             kept = {name: value.detach().cpu().clone() for name, value in adapter.items()}
-        learned = {part: copy.deepcopy(getattr(pl_module, part).state_dict()) for part in LEARNED}
-        self._state |= {"adapter": kept, "step": trainer.global_step, **learned}
+        parts = {"weighting": pl_module.weighting, "objective": pl_module.objective}
+        states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        self._state |= {"adapter": kept, "step": trainer.global_step, **states}
 
     @torch.no_grad()
     def _restore(self, pl_module: PreferenceModule) -> None:
@@ -141,8 +139,8 @@ class KLGuard(Recurring):
         with whole(adapter.values(), change=True):
             for name, value in adapter.items():
                 value.copy_(self._state["adapter"][name])
-        for part in LEARNED:
-            getattr(pl_module, part).load_state_dict(self._state[part])
+        pl_module.weighting.load_state_dict(self._state["weighting"])
+        pl_module.objective.load_state_dict(self._state["objective"])
 
 
 def _end(trainer: Trainer) -> None:

@@ -27,19 +27,7 @@ from .to_loggers import PAIR_WEIGHTS
 
 
 class RunSummary(VisitsCallback):
-    """Final metrics of a run, in ``summary.json`` of its folder.
-
-    Keys, null if unknown or not finite:
-
-    - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``metrics`` (``val/...``, ``pair_weights/...``);
-    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step`` updates;
-    - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
-      ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
-      (``flip_auroc_u``);
-    - ``vnet_updates`` and ``vnet_skipped``, with a VNet: updates, and skipped ones;
-    - ``learned``, values that the objective learned, ``seconds`` of training, and ``wall_seconds`` since this
-      fit started.
+    """Final metrics of a run, in ``summary.json`` of its folder; docs/files.md explains its keys.
 
     Tags: none. Files: ``summary.json``, at the end of fit. Cost: 0.2 ms per update.
 

@@ -168,27 +168,27 @@ def _tokenize_rows(
         verdicts.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
     # All sides at once, so that a prompt is encoded once.
-    answers_of_sides = [row[side].response for side in range(count) for row in texts]
-    encoded = response_tokens(tokenizer, prompts * count, answers_of_sides, tokenization)
+    sides = [row[side].response for side in range(count) for row in texts]
+    encoded = response_tokens(tokenizer, prompts * count, sides, tokenization)
+    responses = [encoded[row :: len(texts)] for row in range(len(texts))]
     is_chat = rows["chat"] * (2 if views else 1)
     all_ids = prompt_tokens(tokenizer, [*prompts, *views], is_chat, tokenization)
     ids = all_ids[: len(prompts)]
     least, cuts = 0, [False] * len(texts)
     if tokenization == "openrlhf":
         least, eos = LEAST, tokenizer.eos_token_id
-        room = [max(least, max_length - len(prompt_ids)) for prompt_ids in ids] * count
-        long = [len(answer) > most for answer, most in zip(encoded, room, strict=True)]
-        cuts = [any(long[row :: len(texts)]) for row in range(len(texts))]
-        # OpenRLHF overwrites the last token with EOS.
-        encoded = [[*answer[:most][:-1], eos] for answer, most in zip(encoded, room, strict=True)]
-    responses = [encoded[side * len(texts) : (side + 1) * len(texts)] for side in range(count)]
+        for row, prompt_ids in enumerate(ids):
+            room = max(least, max_length - len(prompt_ids))
+            cuts[row] = any(len(response) > room for response in responses[row])
+            # OpenRLHF overwrites the last token with EOS.
+            responses[row] = [[*response[: room - 1], eos] for response in responses[row]]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
-    out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
-    rows_found = zip(verdicts, texts, cuts, ids, *responses, strict=True)
-    for (reason, odd), row, is_cut, prompt_ids, *answers in rows_found:
-        out["drop"].append(reason or _why_dropped(prompt_ids, answers, max_length, least))
-        changes = [CHANGED] * any(side.changed for side in row)
+    out |= {f"{name}_ids": [row[side] for row in responses] for side, name in enumerate(columns.responses)}
+    together = zip(verdicts, texts, cuts, ids, responses, strict=True)
+    for (reason, odd), rendered, is_cut, prompt_ids, row in together:
+        out["drop"].append(reason or _why_dropped(prompt_ids, row, max_length, least))
+        changes = [CHANGED] * any(side.changed for side in rendered)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
         out["odd"].append([*changes, *twice, *[SPECIAL] * odd, *[CUT] * is_cut])

@@ -149,7 +149,8 @@ def run_frontier(
                 print(note)
             run_cells(sweep, chosen_cells(sweep, frame, others), retry_failed)
     folder = Path(sweep.report or sweep.output)
-    finish(found, lambda done: frontier_report(sweep, frontier, results(sweep, done), folder))
+    if finish(found, lambda done: frontier_report(sweep, frontier, results(sweep, done), folder)):
+        raise SystemExit(1)
 
 
 def draw_kept(sweep: Sweep, frontier: Frontier, numbers: str | None, figure: str | None) -> None:

@@ -41,10 +41,7 @@ def commands(start: str) -> list:
     """Words of the commands that begin so, with ``pacmr`` also those that a launcher starts."""
     found = []
     for page, block in blocks():
-        own = {
-            f"${name}": value
-            for name, value in re.findall(r'^([A-Z]+)="?(.*?)"?$', block, flags=re.MULTILINE)
-        }
+        own = {f"${name}": value for name, value in re.findall(r'^([A-Z]+)="?(.*?)"?$', block, flags=re.M)}
         for line in block.replace("\\\n", " ").splitlines():
             for name, value in (VALUES | own).items():
                 line = line.replace(name, value)

@@ -180,9 +180,7 @@ def under(strategy: Path, base: Path):
     return pytest.param(strategy, base, id=f"{name(strategy)}-{name(base)}", marks=marks)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "base"), list(itertools.starmap(under, itertools.product(STRATEGIES, PREFERENCE)))
-)
+@pytest.mark.parametrize(("strategy", "base"), [under(s, base) for s in STRATEGIES for base in PREFERENCE])
 def test_strategies_compose(strategy, base, capsys):
     """Parsed only: a strategy says where things lie, and leaves the run as it is."""
     method = ROOT / "configs/methods/pacmr.yaml"

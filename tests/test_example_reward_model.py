@@ -57,10 +57,8 @@ def test_reward_model(learn):
     with pytest.raises(UserError, match="0 prompts have pairs of 500 to 1024 tokens"):
         learn.call(*options, "--min_length", "500")
     bert = {"vocab_size": 400, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    for labels, sentence in (
-        (1, "has no linear head named score"),
-        (2, "model cannot be loaded as a sequence classifier"),
-    ):
+    sentences = "has no linear head named score", "model cannot be loaded as a sequence classifier"
+    for labels, sentence in enumerate(sentences, 1):
         BertForSequenceClassification(BertConfig(**bert, num_labels=labels)).save_pretrained("model")
         with pytest.raises(UserError, match=sentence):
             learn.call(*options)

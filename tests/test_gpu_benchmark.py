@@ -105,9 +105,7 @@ def test_the_page_has_the_kept_rows(gpu_first):
     found = gpu_first.rows_of([research / "numbers/h100.jsonl"])
     page = gpu_first.page(found)
     assert page in (research / "notebook/one-gpu.md").read_text()
-    parts = page.partition("#### 7B")
-    small, large = (
-        1 / max(map(float, re.findall(r"\| (\d\.\d\d) \| [\d,]+ \| \d+% \|", p))) for p in parts[::2]
-    )
+    parts = page.partition("#### 7B")[::2]
+    small, large = (1 / max(map(float, re.findall(r"\| (\d\.\d\d) \| [\d,]+ \| \d+% \|", p))) for p in parts)
     readme = (research.parent / "README.md").read_text()
     assert f"takes {large:.2f} (7B) and {small:.2f} (1.5B) of TRL's time" in " ".join(readme.split())

@@ -26,9 +26,7 @@ def test_it_runs(tmp_path, monkeypatch):
         for output in cell.get("outputs", [])
     )
     assert "pacmr: error" not in text and "Traceback" not in text
-    wrong, first = map(
-        int, re.search(r"(\d+)% of all labels are wrong, (\d+)% of the first 100", text).groups()
-    )
+    wrong, first = map(int, re.findall(r"(\d+)% of all labels are wrong, (\d+)% of the first 100", text)[0])
     assert wrong == 25 and first > 80
     wins, losses = (float(re.search(rf"{side} wins.*?([\d.]+)%", text)[1]) for side in "AB")
     assert wins > losses  # of the second policy's samples

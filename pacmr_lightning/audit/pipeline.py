@@ -26,14 +26,11 @@ from .combination import ENOUGH, VIEWS, combined_score
 from .html_report import html_report
 from .manual_review import Decisions, Texts, random_sample
 from .options import OF_A_MODEL, OF_A_RUN, AuditOptions
-from .scored_pairs import ScoredPairs, refuse_own_audit, score_fit, score_model, score_run
+from .scored_pairs import ScoredPairs, score_fit, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
 from .words import verdict
-
-CLEANED = ("cleaned.jsonl", "cleaned.parquet")
-"""Names of cleaned files where none is given; see ``Source.cleaned_name``."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,6 @@ def _audit_fit(module: PreferenceModule, data: Any, options: AuditOptions) -> Au
     folder = local_path(options.output or run / AUDIT)
     check_writable("output", str(folder), folder)
     options = replace(options, output=str(folder))
-    refuse_own_audit(str(run), options, getattr(module.weighting, "audit", None), data.curriculum)
     noise = "" if data.noise is None else f"{type(data.noise).__name__}, rate {data.noise_rate:g}"
     before, was_training = data.train_pairs.reference, module.policy.training
     module.weighting.to(torch.device("cpu"))  # where values of pairs are
@@ -214,7 +210,7 @@ def conclude(
     listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     if (folder / AUDITED_PAIRS).exists():  # what an earlier audit has left
-        for name in ("judges.csv", *CLEANED):
+        for name in ("judges.csv", "cleaned.jsonl", "cleaned.parquet"):
             if folder / name not in (local_path(file) for file in scored.source.files):
                 (folder / name).unlink(missing_ok=True)
     if options.judges:

@@ -65,8 +65,6 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run as trained; model outputs are cached in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
     finished = find_run(run, options.checkpoint)
-    weighting = (finished.model["init_args"].get("weighting") or {}).get("init_args") or {}
-    refuse_own_audit(run, options, weighting.get("audit"), finished.data["init_args"].get("curriculum"))
     module, data, updates = load_run(finished, as_trained=True)
     with waiting("Reading the run's pairs"):
         data.setup("fit")
@@ -83,13 +81,6 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     return scored
 
 
-def refuse_own_audit(run: str, options: AuditOptions, *used: str | None) -> None:
-    """Raise UserError if the audit would replace one of the ``used`` files, which the run learned from."""
-    table = Path(options.output or "", AUDITED_PAIRS).resolve()
-    if table in [local_path(path).resolve() for path in used if path]:
-        raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
-
-
 def score_fit(
     module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions, noise: str
 ) -> ScoredPairs:
@@ -97,6 +88,9 @@ def score_fit(
     scorer: Scorer | None = options.score
     choose = scorer is None and bool(weight_parts(str(run)))
     visits = read_weights(str(run)) if choose else None
+    used = [path for path in (getattr(module.weighting, "audit", None), data.curriculum) if path]
+    if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(path).resolve() for path in used]:
+        raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
     notes = _check_pairs(options, data.source, data.train_pairs)
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     if scorer == "probe":
@@ -174,11 +168,10 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             "delta": delta,
             **dict.fromkeys(("a", "b", "cross_fit_u"), np.nan),
             "loss": -log_expit(u),
-            "flipped": pd.array(known == 1, dtype="boolean"),
+            "flipped": pd.Series(known == 1, dtype="boolean").mask(known == UNKNOWN),
             "probe_u": u if scorer == "probe" else np.nan,
         }
     )
-    pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
     if base is not None:
         pairs = pairs.join(views(data, base))
     if data.annotators is not None:

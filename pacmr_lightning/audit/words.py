@@ -45,15 +45,14 @@ def verdict(findings: Findings) -> str:
             "label is suspected."
         )
     share, low, high = findings.contradicted
-    below = f"{number:,} of {len(pairs):,} labels have p below {findings.threshold:g}"
-    probably = findings.threshold == 0.5
+    which = f"{number:,} of {len(pairs):,} labels"
+    below = "" if findings.threshold == 0.5 else f"{which} have p below {findings.threshold:g}"
     if fit.known:
-        said = f"{number:,} of {len(pairs):,} labels are probably wrong" if probably else below
+        said = below or f"{which} are probably wrong"
         if number:
             said += f"; {share:.0%} of these are expected to be wrong ({low:.0%} to {high:.0%})"
         return f"{said}, at a given rate of random flips of {fit.rate:.1%}."
-    said = f"A second annotator would probably contradict {number:,} of {len(pairs):,} labels."
-    said = said if probably else f"{below}."
+    said = f"{below or f'A second annotator would probably contradict {which}'}."
     if number:
         said += (
             f" Of these suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} "

@@ -51,8 +51,9 @@ def compare(runs: list[str]) -> None:
         if numbers.get("val_step") not in (None, numbers.get("steps")):
             print(f"  {run}: accuracy after update {numbers['val_step']:,} of {numbers['steps']:,}")
         if (step := numbers["metrics"].get("val/guard/restored_step")) is not None:
-            ended = f"KLGuard ended it after update {numbers['steps']:,}; policy of update {step:,.0f}"
-            print(f"  {run}: {ended}")
+            print(
+                f"  {run}: KLGuard ended it after update {numbers['steps']:,}; policy of update {step:,.0f}"
+            )
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:

@@ -450,15 +450,9 @@ class PreferenceModule(TrainedOnly):
         if not isinstance(lora["target_modules"], str):
             lora["target_modules"] = set(lora["target_modules"])  # order does not matter
         own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", *_MICRO_BATCH)}
-        numbers = {
-            "dtype": str(policy.dtype).removeprefix("torch."),
-            "quantization": policy.quantization,
-            "attn_implementation": policy.attn_implementation,
-            "layout": policy.layout,
-            "compile": policy.compiles,
-            "gradient_checkpointing": policy.gradient_checkpointing,
-            "lora_compute_dtype": policy.lora_compute_dtype,
-        }
+        names = ("quantization", "attn_implementation", "layout", "gradient_checkpointing")
+        numbers = {name: getattr(policy, name) for name in (*names, "lora_compute_dtype")}
+        numbers |= {"dtype": str(policy.dtype).removeprefix("torch."), "compile": policy.compiles}
         parts = {"policy": lora | numbers, "objective": self.objective, "weighting": self.weighting}
         return {**flat_options("", own | parts), **trainer_options(self)}
 

@@ -198,35 +198,30 @@ class WeightCasts:
         lead: Any = layers[0]
         self.scaling, self.dtype = lead.scaling[ADAPTER], lead.compute_dtype
         others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
-        self.nodes: list[Sequence[Any]] = []
-        self.weights: list[Tensor] = []
-        self.shapes: list[tuple[int, int]] = []
-        for first in layers:
-            node: Sequence[Any] = first.shared.layers if first.shared else [first]
-            if first in others or any(layer.scaling[ADAPTER] != self.scaling for layer in node):
-                continue
-            a, b = ([getattr(x, part)[ADAPTER].weight for x in node] for part in ("lora_A", "lora_B"))
-            self.nodes.append(node)
-            self.weights += [*a, *b]
-            self.shapes += [(sum(map(len, a)), a[0].shape[1]), *(tuple(weight.shape) for weight in b)]
+        nodes: list[Sequence[Any]] = [x.shared.layers if x.shared else [x] for x in layers if x not in others]
+        self.nodes = [node for node in nodes if all(x.scaling[ADAPTER] == self.scaling for x in node)]
+        self.a = [[layer.lora_A[ADAPTER].weight for layer in node] for node in self.nodes]
+        self.b = [[layer.lora_B[ADAPTER].weight] for node in self.nodes for layer in node]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Give nodes ``copies`` for one pass, since DeepSpeed writes weights without a trace."""
         with torch.no_grad():
-            flat = torch.cat([weight.view(-1) for weight in self.weights])
-            plain, scaled = self._views(flat), self._views(flat * self.scaling)
+            both = [(self._cast(self.a, s), self._cast(self.b, s)) for s in (1.0, self.scaling)]
         try:
             for node in self.nodes:
-                node[0].copies = [list(islice(each, 1 + len(node))) for each in (plain, scaled)]
+                node[0].copies = [[next(a), *islice(b, len(node))] for a, b in both]
             yield
         finally:
             for node in self.nodes:
                 node[0].copies = None
 
-    def _views(self, values: Tensor) -> Iterator[Tensor]:
-        parts = values.to(self.dtype).split([m * n for m, n in self.shapes])
-        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+    def _cast(self, stacks: list[list[Tensor]], factor: float) -> Iterator[Tensor]:
+        """Return stacks of weights of one width, times ``factor``."""
+        flat = torch.cat([weight.view(-1) for stack in stacks for weight in stack])
+        shapes = [(sum(map(len, stack)), stack[0].shape[1]) for stack in stacks]
+        parts = _times(flat, factor).to(self.dtype).split([m * n for m, n in shapes])
+        views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         for part in views if self.compiled else ():
             torch._dynamo.mark_static(part)
         return iter(views)
@@ -340,7 +335,7 @@ def _factors(
     db: Sequence[Any],
     scaling: float,
     dtype: torch.dtype,
-) -> tuple[Tensor, list[Tensor]]:
+) -> list[Tensor]:
     """(k, in) down, of all layers, and each one's (out, k_i) up; products of both are s (B + dB)(A + dA).
 
     In ``dtype``; k is the sum R of all ranks and k_i one's rank, or both are twice that.
@@ -350,7 +345,7 @@ def _factors(
             a, b = [*map(add, a, da)], [*map(add, b, db)]
         else:
             a, b = [*a, *da], [torch.cat(both, 1) for both in zip(b, db, strict=True)]
-    return (_cat(a) * scaling).to(dtype), [each.to(dtype) for each in b]
+    return [(_cat(a) * scaling).to(dtype), *(each.to(dtype) for each in b)]
 
 
 def _cat(tensors: Iterable[Tensor], dim: int = 0) -> Tensor:
@@ -395,11 +390,11 @@ class _LoraProducts(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         bases, a, b, da, db = (tensors[i::5] for i in range(5))
         if copies is None:
-            down, up = _factors(a, b, da, db, scaling, dtype)
-            back, ctx.left = (down, *up), scaling
-        else:  # s is in one of both factors of each product
+            down, *up = back = _factors(a, b, da, db, scaling, dtype)
+            ctx.left = scaling
+        else:  # forward takes s A and B, backward A and s B: each gradient of A has its s then
             (a_cast, *up), (down, *scaled_b) = copies
-            back, ctx.left = (a_cast, *scaled_b), 1.0
+            back, ctx.left = [a_cast, *scaled_b], 1.0
         ranks = [len(each) for each in a]
         h = _to_rank(x.flatten(0, -2).to(dtype), down.T, sum(ranks))
         ctx.save_for_backward(x, h, *back, *a, *b, *da, *db)
@@ -428,9 +423,9 @@ class _LoraProducts(torch.autograd.Function):
         up, a, b, da, db = (saved[i : i + n] for i in range(0, 5 * n, n))
         ranks = [len(each) for each in a]
         rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
-        left = ctx.left  # factor that A's gradient needs still
+        left = ctx.left  # factor that A's gradient lacks
         if torch.is_grad_enabled():  # this gradient is differentiated too
-            down, up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
+            down, *up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
             left = ctx.scaling
             h = _to_rank(rows, down.T, sum(ranks))
         ga: Sequence[Tensor | None]

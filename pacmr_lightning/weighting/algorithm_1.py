@@ -6,8 +6,6 @@ flows through a weight. Line 1 is the loop over updates, and line 6 the datamodu
 line 12 alone, with weights of 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -141,7 +139,7 @@ class VNetWeighting(Weighting):
         UserError: an argument is out of its range.
     """
 
-    vnet: VNet
+    vnet: "VNet"
     vnet_optimizer: torch.optim.Optimizer
 
     def __init__(

@@ -37,10 +37,7 @@ LEFT = {
         {"pair_weights/distributions", "pair_weights/flipped/u", "flips"},
         {f"analysis/weight-distributions-step-00003.{ending}" for ending in ("png", "pdf")},
     ),
-    "WeightGap": (
-        {"pair_weights/probe_gap", "pair_weights/probe_auroc"},
-        {"analysis/weight-gap.csv"},
-    ),
+    "WeightGap": ({"pair_weights/probe_gap", "pair_weights/probe_auroc"}, {"analysis/weight-gap.csv"}),
     "WeightRecorder": (set(), {"weights/part-000-00000.parquet"}),
 }
 """Some of the tags, and all files, of each callback."""

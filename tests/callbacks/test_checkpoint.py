@@ -100,8 +100,6 @@ def test_steps_and_validations_are_counted_once(tmp_path, every, check, limit):
             run(str(die_at), die_at=die_at)
         folder = run(str(die_at), tmp_path / str(die_at) / "checkpoints" / "last.ckpt")
         assert rows_of(folder) == expected
-        loops = [
-            torch.load(f / "checkpoints/last.ckpt", weights_only=True)["loops"]["fit_loop"]
-            for f in (folder, tmp_path / "whole")
-        ]
+        paths = (each / "checkpoints/last.ckpt" for each in (folder, tmp_path / "whole"))
+        loops = [torch.load(path, weights_only=True)["loops"]["fit_loop"] for path in paths]
         assert loops[0] == loops[1]

@@ -96,7 +96,6 @@ def test_precision_and_recall_of_flips(runs, board):
 
 
 def test_nothing_to_log_to(runs, tmp_path):
-    config = runs / "dpo" / "config.yaml"
-    arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
-    cli.main([*arguments, "--trainer.logger", "false", "--trainer.max_steps", "1"])
+    words = f"fit --config {runs}/dpo/config.yaml --trainer.logger false --trainer.max_steps 1"
+    cli.main([*words.split(), "--trainer.default_root_dir", str(tmp_path)])
     assert not list(tmp_path.rglob("*tfevents*"))

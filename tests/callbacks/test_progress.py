@@ -17,8 +17,7 @@ def test_scalars_in_tensorboard(tmp_path, validation):
     logger = TensorBoardLogger(tmp_path, name="tensorboard", version="")
     limits = {} if validation else {"limit_val_batches": 0}
     fit(tmp_path, [Throughput(window_size=3)], logger=logger, val_check_interval=2, **limits)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     last = {tag.removeprefix("wall_clock/train/"): events.Scalars(tag) for tag in events.Tags()["scalars"]}
     rates = [last[f"device/{kind}_per_sec"] for kind in ("batches", "samples", "items")]
     assert [len(values) for values in rates] == [10] * 3

@@ -49,8 +49,7 @@ def test_one_row_a_pair_and_a_visit(tmp_path):
 
 
 def test_unknown_values_are_null(tmp_path):
-    unknown_to_third = Data(flip=lambda i: None if i < 3 else i == 3)
-    fit(tmp_path, [WeightRecorder()], Module("dpo"), unknown_to_third, max_steps=1)
+    fit(tmp_path, [WeightRecorder()], Module("dpo"), Data(lambda i: None if i < 3 else i == 3), max_steps=1)
     (part,) = weight_parts(tmp_path)
     table = pq.read_table(part)
     assert table["a"].null_count == table["b"].null_count == 8

@@ -112,9 +112,7 @@ def test_whatever_changes_a_value_changes_the_key(folder, cache, tiny_llama, tmp
     # The same weights in another folder are the same reference.
     assert entries(tiny_llama(tmp_path / "copy")) == 8
     for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
-        monkeypatch.setattr(
-            "pacmr_lightning.policy.model.numerics", lambda device, c=changed: numerics(device) | c
-        )
+        monkeypatch.setattr("pacmr_lightning.policy.model.numerics", lambda d, c=changed: numerics(d) | c)
         assert entries() == 9 + number
 
 

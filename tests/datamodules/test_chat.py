@@ -34,23 +34,16 @@ def pair_of(prompt, before=()):
     return {"prompt": prompt, **sides}
 
 
-WAYS = {
-    "explicit": pair_of(QUESTION),
-    "implicit": pair_of(None, QUESTION),
-    "repeated": pair_of(QUESTION, QUESTION),
-}
+EXPLICIT = pair_of(QUESTION)
 
 
 def test_rewording_changes_what_the_user_says(plain):
-    question = [QUESTION[0] | {"content": "I do not know."}, {"role": "user", "content": "I do not know."}]
-    row = pair_of(question)
-    kept, _ = tokenize_pairs(pairs(row), plain, 512)
-    view = plain.decode(kept["augmented_ids"][0])
-    assert "[system]I do not know." in view and "[user]I don't know." in view
+    row = pair_of([message | {"content": "I do not know."} for message in QUESTION])
     given = row | {"augmented_prompt": "Tell me of the sea."}
-    kept, _ = tokenize_pairs(pairs(given), plain, 512)
-    view = plain.decode(kept["augmented_ids"][0])
-    assert "[system]I do not know." in view and "[user]Tell me of the sea." in view, "it is the last message"
+    kept, _ = tokenize_pairs(pairs(row, given), plain, 512)
+    view, other = plain.batch_decode(kept["augmented_ids"][:])
+    assert "[system]I do not know." in view and "[user]I don't know." in view
+    assert "[system]I do not know." in other and "[user]Tell me of the sea." in other, "the last message"
 
 
 SYSTEM, USER = QUESTION
@@ -96,7 +89,7 @@ UNCLEAR = {
 @pytest.mark.parametrize("case", UNCLEAR)
 def test_what_may_be_the_prompt_again_is_dropped(plain, case):
     prompt, before = UNCLEAR[case]
-    _, counts = tokenize_pairs(pairs(WAYS["explicit"], pair_of(prompt, before)), plain, 512)
+    _, counts = tokenize_pairs(pairs(EXPLICIT, pair_of(prompt, before)), plain, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
     rows = [{"prompt": p, "completion": b + answer("Rain.")} for p, b in ((QUESTION, []), (prompt, before))]
     _, counts = tokenize_completions(demonstrations(*rows), plain, 512)
@@ -109,12 +102,12 @@ def test_unusable_conversations_are_counted(plain):
     assert counts == {"rows": 3, "kept": 1, "no completion": 2}
     assert plain.decode(kept["completion_ids"][0]) == "a<eos>"
     rows = [
-        WAYS["implicit"],
+        pair_of(None, QUESTION),
         {"chosen": QUESTION + answer("a"), "rejected": QUESTION[1:] + answer("b")},
         {"chosen": answer("a"), "rejected": answer("b")},
         {"chosen": QUESTION, "rejected": QUESTION},
         {"chosen": [*QUESTION, {"role": "expert", "content": "a"}], "rejected": QUESTION + answer("b")},
-        WAYS["explicit"] | {"chosen": answer(" ")},
+        EXPLICIT | {"chosen": answer(" ")},
     ]
     _, counts = tokenize_pairs(pairs(*rows), plain, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
@@ -123,16 +116,16 @@ def test_unusable_conversations_are_counted(plain):
 
 
 def test_texts_and_conversations_in_one_dataset(plain, pair_rows):
-    rows = [*pair_rows(2), WAYS["explicit"], *pair_rows(1)]
+    rows = [*pair_rows(2), EXPLICIT, *pair_rows(1)]
     mixed, counts = tokenize_pairs(pairs(*rows), plain, 512)
-    alone, _ = tokenize_pairs(pairs(WAYS["explicit"]), plain, 512)
+    alone, _ = tokenize_pairs(pairs(EXPLICIT), plain, 512)
     assert counts["kept"] == 4 and mixed["prompt_ids"][0][0] == plain.bos_token_id
     for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
         assert mixed[name][2] == alone[name][0]
 
 
 def test_errors(tokenizer):
-    rows = pairs(WAYS["explicit"])
+    rows = pairs(EXPLICIT)
     for template, said in (
         (None, "has no chat template"),
         ("{{ raise_exception('no system role') }}", r"refuses the roles .*'system', 'user'.*no system role"),
@@ -177,7 +170,7 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     tokenizer.chat_template = TOOL_TEMPLATE
     row = {"prompt": TALK, "chosen": ANSWERS[kind], "rejected": answer("Low."), "tools": TOOLS}
     row |= {"chat_template_kwargs": kwargs}
-    rows = [row | {"id": "a"}, WAYS["explicit"] | {"id": "b"}]
+    rows = [row | {"id": "a"}, EXPLICIT | {"id": "b"}]
     if ending == "text":
         rows[0] |= {name: json.dumps(row[name]) for name in row}
     path = write_rows(rows)
@@ -219,9 +212,8 @@ def test_prompts_to_answer(tokenizer, tmp_path, write_rows):
 
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     tokenizer.chat_template = TURNS
-    chat = WAYS["explicit"] | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
-    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "Be calm."}
-    text["label"] = None
+    chat = EXPLICIT | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
+    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "s", "label": None}
     path = write_rows([chat, text])
     with caplog.at_level("INFO"):
         rows = read_preferences(path)
@@ -257,7 +249,7 @@ def test_bad_messages(messages, expected):
 
 @pytest.mark.parametrize("write", [json.dumps, repr, lambda messages: json.dumps(messages, indent=1)])
 def test_messages_as_text(write):
-    row = WAYS["repeated"] | {"augmented_prompt": [USER | {"content": "The sea?"}]}
+    row = pair_of(QUESTION, QUESTION) | {"augmented_prompt": [USER | {"content": "The sea?"}]}
     [expected] = pairs(row)
     [found] = pairs(*[{name: write(value) for name, value in row.items()}])
     assert found == expected and found["chat"]
@@ -269,12 +261,10 @@ def test_messages_as_text(write):
             pairs(mixed)
 
 
-@pytest.mark.parametrize(
-    "text", ['[{"name": "tide"}]', "[1, 2]", "[see above]", '{"role": "admin"}', "[", "[" * 9999]
-)
-def test_other_json_is_a_text(text):
-    [row] = pairs({"prompt": text, "chosen": text, "rejected": "b"})
-    assert (row["prompt"], row["chosen"], row["chat"]) == (text, text, False)
+def test_other_json_is_a_text():
+    for text in ('[{"name": "tide"}]', "[1, 2]", "[see above]", '{"role": "admin"}', "[", "[" * 9999):
+        [row] = pairs({"prompt": text, "chosen": text, "rejected": "b"})
+        assert (row["prompt"], row["chosen"], row["chat"]) == (text, text, False)
 
 
 def test_parts_and_odd_characters_of_a_text():
@@ -298,4 +288,4 @@ def test_parts_and_odd_characters_of_a_text():
 )
 def test_bad_tools_and_arguments(name, value, said):
     with pytest.raises(UserError, match=f"row 1: '{name}' is .*{said}"):
-        pairs(WAYS["explicit"] | {name: value})
+        pairs(EXPLICIT | {name: value})

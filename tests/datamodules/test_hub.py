@@ -27,20 +27,20 @@ from pacmr_lightning.files import content_digest
 
 from ..conftest import read_lines, write_lines
 
-SIDES = ("chosen", "rejected")
 
-
-def post(number: int, gap: str = "\n\n", end: str = "") -> str:
-    parts = (
-        f"SUBREDDIT: r/{'cats' if number % 2 else 'dogs'}",
-        f"TITLE: Post {number}",
-        "POST: One.\n\nTwo.",
-    )
-    return gap.join((*parts, "TL;DR:")) + end
+def post(i: int, gap: str = "\n\n", end: str = "") -> str:
+    parts = f"SUBREDDIT: r/{'cats' if i % 2 else 'dogs'}", f"TITLE: Post {i}", "POST: One.\n\nTwo.", "TL;DR:"
+    return gap.join(parts) + end
 
 
 def message(role: str, content: str) -> dict:
     return {"role": role, "content": content}
+
+
+def with_messages(prompt: str, **sides: str) -> dict:
+    """A row of trl-internal-testing/tldr-preference-trl-style."""
+    turns = {side: [message("user", prompt), message("assistant", text)] for side, text in sides.items()}
+    return {"prompt": prompt, **turns}
 
 
 def write_parquet(folder: Path, split: str, rows: list[dict]) -> str:
@@ -57,18 +57,11 @@ def write_csv(folder: Path, rows: list[dict]) -> str:
 
 @pytest.fixture
 def tldr(tmp_path):
-    """As trl-internal-testing/tldr-preference-trl-style has it, further columns included."""
+    """As the Hub has it, further columns included."""
+    more = {"info": {"id": "t3_1", "subreddit": "x"}, "choice": 1}
     for split, count in (("train", 6), ("validation", 4), ("validation_cnndm", 2)):
-        rows = [
-            {
-                "info": {"id": f"t3_{i}", "subreddit": "x"},
-                "choice": i % 2,
-                "prompt": post(i),
-                "chosen": [message("user", post(i)), message("assistant", f" Good {split} {i}.")],
-                "rejected": [message("user", post(i)), message("assistant", f"Bad {i}.")],
-            }
-            for i in range(count)
-        ]
+        sides = ({"chosen": f" Good {split} {i}.", "rejected": f"Bad {i}."} for i in range(count))
+        rows = [more | with_messages(post(i), **texts) for i, texts in enumerate(sides)]
         write_parquet(tmp_path / "tldr", split, rows)
     return str(tmp_path / "tldr")
 
@@ -305,11 +298,7 @@ def test_errors(tldr, hh, tmp_path):
 def test_real_rows(shared_data, tmp_path):
     """The rows of the real TL;DR and HH, in upstream layout, are the rows of their files."""
     found = read_lines(shared_data / "tldr" / "validation.jsonl.gz")
-    rows = [
-        {side: [message("user", row["prompt"]), message("assistant", row[side])] for side in SIDES}
-        | {"prompt": row["prompt"]}
-        for row in found
-    ]
+    rows = [with_messages(row["prompt"], chosen=row["chosen"], rejected=row["rejected"]) for row in found]
     loaded = TLDR(write_parquet(tmp_path / "tldr", "train", rows)).load("train")
     assert loaded["prompt"][:] == [row["prompt"] for row in found]
     assert loaded["chosen"][:] == [row["chosen"].rstrip() for row in found]

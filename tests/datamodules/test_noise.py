@@ -90,9 +90,8 @@ def test_mask_files(world, tmp_path):
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
         noise.flips(world, 42)
     write_lines(path, [{"id": "a", "flipped": True}, {"id": "a", "flipped": False}])
-    with pytest.raises(
-        UserError, match=r"line 2 has id 'a' and flipped False, .* the same in all rows of an id"
-    ):
+    said = r"line 2 has id 'a' and flipped False, .* the same in all rows of an id"
+    with pytest.raises(UserError, match=said):
         noise.flips(world, 42)
     with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
         NoiseFromMask(str(tmp_path / "none.parquet")).flips(world, 42)

@@ -28,13 +28,11 @@ from ..conftest import write_lines
 
 @pytest.fixture
 def make(write_rows, pair_rows, tiny_tokenizer_folder):
-    train, validation = write_rows(pair_rows(30)), write_rows(pair_rows(4), "validation.jsonl")
+    paths = write_rows(pair_rows(30)), write_rows(pair_rows(4), "validation.jsonl")
 
     def make(source=None, trainer=None, **options):
         small = {"global_batch_size": 4, "meta_every": 2, "meta_batch_size": 4}
-        data = PreferenceDataModule(
-            source or Files(train, validation), tiny_tokenizer_folder, **(small | options)
-        )
+        data = PreferenceDataModule(source or Files(*paths), tiny_tokenizer_folder, **(small | options))
         data.trainer = trainer
         data.prepare_data()
         data.setup("fit")
@@ -59,9 +57,8 @@ def test_meta_batches_have_the_augmented_prompts(make, augmentations, pair_rows)
     batches = data.train_dataloader().dataset
     for step in range(0, 6, 2):
         meta = batches[step].meta
-        views = (
-            data.tokenizer.batch_decode(b.input_ids, skip_special_tokens=True) for b in (meta, meta.augmented)
-        )
+        ids = (meta.input_ids, meta.augmented.input_ids)
+        views = (data.tokenizer.batch_decode(each, skip_special_tokens=True) for each in ids)
         assert all(f"Again: {text}" == augmented for text, augmented in zip(*views, strict=True))
         assert torch.equal(meta.flipped, meta.augmented.flipped)
     parts = (data.train_pairs.rows[f"{name}_ids"] for name in ("prompt", "augmented", "chosen", "rejected"))
@@ -164,12 +161,8 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     same = make(source, noise=SymmetricNoise(0.4))
     assert same.uniform_noise and same.noise_rate == 0.4 and same.noise_flips == uniform.noise_flips
     mask = write_lines(tmp_path / "mask.jsonl", ({"id": f"r{i}", "flipped": i < 6} for i in range(30)))
-    for options in (
-        {"noise": TwoRateNoise([0.1, 0.6])},
-        {"noise": CategoryNoise({"a": 0.9})},
-        {"noise": NoiseFromMask(mask)},
-    ):
-        data = make(source, **options)
+    for noise in (TwoRateNoise([0.1, 0.6]), CategoryNoise({"a": 0.9}), NoiseFromMask(mask)):
+        data = make(source, noise=noise)
         pairs = data.train_pairs
         expected = [data.noise_flips[name] for name in pairs.rows["id"]]
         assert pairs.swapped == expected and any(expected) and not all(expected)

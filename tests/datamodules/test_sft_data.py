@@ -19,9 +19,8 @@ def rows_of(count):
 @pytest.fixture
 def files(write_rows):
     def make(train, validation=None):
-        return CompletionFiles(
-            write_rows(train, "train.jsonl"), write_rows(validation or rows_of(3), "validation.jsonl")
-        )
+        held_out = write_rows(validation or rows_of(3), "validation.jsonl")
+        return CompletionFiles(write_rows(train, "train.jsonl"), held_out)
 
     return make
 
@@ -74,7 +73,8 @@ def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
     for load, per_rank in ((data.train_dataloader, 4), (data.val_dataloader, 3)):
         shares = []
         for rank in (0, 1):
-            data.trainer = type("Ranks", (), {"world_size": 2, "global_rank": rank, "fit_loop": fit_loop})
+            ranks = {"world_size": 2, "global_rank": rank, "fit_loop": fit_loop, "current_epoch": 0}
+            data.trainer = type("Ranks", (), ranks)
             shares.append({tuple(row.tolist()) for batch in load() for row in batch["input_ids"]})
         assert [len(share) for share in shares] == [per_rank, per_rank]
         assert not shares[0] & shares[1]

@@ -12,14 +12,7 @@ import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    GPT2Config,
-    LlamaConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
@@ -53,8 +46,8 @@ def make_base(folder, tokenizer, changes, adapter):
     torch.manual_seed(0)
     shape = SHAPE | {"vocab_size": len(tokenizer) + PADDING, "bos_token_id": tokenizer.bos_token_id}
     shape |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = GPT2Config(**shape) if changes is None else LlamaConfig(**shape, **LLAMA, **changes)
-    model = AutoModelForCausalLM.from_config(config)
+    kind, more = ("gpt2", {}) if changes is None else ("llama", LLAMA | changes)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **more))
     model.generation_config.update(do_sample=True, temperature=0.7)
     model.save_pretrained(folder / "plain" if adapter else folder / "model")
     if adapter:
@@ -77,9 +70,7 @@ def trained(tmp_path_factory, tiny_tokenizer_folder):
         folder = tmp_path_factory.mktemp("export")
         tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-        tokenizer.chat_template = (
-            "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|end|>\n{% endfor %}"
-        )
+        tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|end|>\n{% endfor %}"
         make_base(folder, tokenizer, changes, kind == "adapter")
         for seed, name in enumerate(("train", "validation")):
             write_lines(folder / f"{name}.jsonl", World().preference_rows(16, seed))

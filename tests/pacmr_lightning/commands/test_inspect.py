@@ -29,15 +29,7 @@ def inspect(write_rows, tokenizer, tmp_path, capsys, monkeypatch):
         tokenizer.chat_template = template
         tokenizer.save_pretrained(tmp_path / "tokenizer")
         paths = write_rows(train), write_rows(validation, "validation.jsonl")
-        command = [
-            "inspect",
-            "--source",
-            "Files",
-            "--source.train",
-            paths[0],
-            "--source.validation",
-            paths[1],
-        ]
+        command = f"inspect --source Files --source.train {paths[0]} --source.validation {paths[1]}".split()
         output = tmp_path / "new" / "numbers.json"
         cli.main([*command, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output), *options])
         return json.loads(output.read_text())["splits"], capsys.readouterr().out
@@ -81,11 +73,9 @@ def test_the_numbers_are_those_of_a_run(rows, max_length, inspect, tmp_path):
         counts, lengths = numbers[split]["counts"], numbers[split]["lengths"]
         assert counts == {name: n for name, n in run.counts[split].items() if name != "flipped"}
         assert ("too long" in counts) == (max_length == 60)
-        prompt, chosen, rejected = (
-            np.array([len(ids) for ids in pairs.rows[f"{part}_ids"]])
-            for part in ("prompt", "chosen", "rejected")
-        )
-        means = {"prompt": prompt.mean(), "chosen": chosen.mean(), "rejected": rejected.mean()}
+        sizes = {p: np.array([*map(len, pairs.rows[f"{p}_ids"])]) for p in ("prompt", "chosen", "rejected")}
+        prompt, chosen, rejected = sizes.values()
+        means = {part: size.mean() for part, size in sizes.items()}
         means |= {"chosen_longer": (chosen > rejected).mean(), "rejected_longer": (chosen < rejected).mean()}
         longest = (prompt + np.maximum(chosen, rejected)).max()
         assert lengths == pytest.approx(means | {"longest": longest})
@@ -188,10 +178,8 @@ def test_special_tokens_in_texts_are_said(inspect):
     row = {"prompt": "<bos>What is the sea?<eos>", "chosen": " calm<eos>", "rejected": " rain"}
     odd = row | {"id": "odd", "rejected": " rain <eos> and more"}
     numbers, _ = inspect([row, row, odd], [row])
-    sentence = (
-        "train: 1 of 3 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
-    )
-    assert [said[: len(sentence)] for said in numbers["train"]["warnings"]] == [sentence]
+    told = "train: 1 of 3 rows have a special token, such as <eos>, inside of a text (odd for one), which is"
+    assert [said[: len(told)] for said in numbers["train"]["warnings"]] == [told]
     sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
     rows = [{"prompt": [USER | {"content": text}], **sides} for text in ("sea", "sea<eos>")]
     numbers, _ = inspect(rows, rows[:1], template=TURNS)
@@ -211,11 +199,9 @@ def test_what_the_template_changes_is_said(inspect):
         sides = {side: [{"role": "assistant", "content": text}] for side, text in texts.items()}
         rows.append({"id": f"r{i}", "prompt": prompt, **sides})
     numbers, printed = inspect(rows, rows[:2], template=template)
-    sentence = (
-        "train: the chat template changes or leaves out a text of the messages in 4 of 9 rows (r3 for one)"
-    )
+    told = "train: the chat template changes or leaves out a text of the messages in 4 of 9 rows (r3 for one)"
     said = [line for line in numbers["train"]["warnings"] if line.startswith("train: ")]
-    assert [line[: len(sentence)] for line in said] == [sentence]
+    assert [line[: len(told)] for line in said] == [told]
     assert numbers["validation"]["warnings"] == []
     assert " ".join(printed.split()).count("! train: the chat template") == 1
 
@@ -226,10 +212,7 @@ def test_wrong_options(inspect, pair_rows, tmp_path, capsys):
     for options, message in (
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
         (["--output", str(tmp_path)], "which is a folder; name a file"),
-        (
-            ["--output", str(tmp_path / "validation.jsonl")],
-            "where the source's own rows are; name another file",
-        ),
+        (["--output", f"{tmp_path}/validation.jsonl"], "where the source's own rows are; name another file"),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):

@@ -17,8 +17,6 @@ from ...local_server import LocalHandler, LocalServer
 
 QUICK = {"retry-after-ms": "1"}
 """Header that lets the client go on at once."""
-USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-"""Of every answer, also of those thrown away."""
 SECRET = "sk-this-is-the-secret-key-0123456789"
 
 
@@ -109,7 +107,8 @@ class Handler(LocalHandler):
 
     def behave(self, chat, body, key, fault):
         good = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": []}
-        good["usage"] = USAGE
+        # Of every answer, also of those thrown away.
+        good["usage"] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
         def choice(content, reason="stop", **message):
             message = {"role": "assistant", "content": content, **message}

@@ -244,8 +244,6 @@ def test_bad_options(option, value, sentence):
 
 
 ANSWER = "Comparison: clear.\nPreferred: B"
-
-
 REASONED = {
     f"<think>Either\nPreferred: A\nor not</think>\n\n{ANSWER}": ANSWER,
     f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n": ANSWER,

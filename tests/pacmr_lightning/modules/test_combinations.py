@@ -33,8 +33,6 @@ OBJECTIVES = {
     name: partial(getattr(objectives, name), BETA, **OPTIONS.get(name, {}))
     for name in ["DPO", "CDPO", "RDPO", "IPO", "DrDPO", "ROPO", "R3M", "HolderDPO", "RPOEM", "AnnotatorRPOEM"]
 }
-
-
 VNET = partial(weighting.VNetWeighting, SoftPromptConsistency(), every=1)
 WEIGHTINGS = {
     "Unweighted": weighting.Unweighted,

@@ -48,14 +48,10 @@ WEIGHTINGS = {
 def world_files(tmp_path_factory) -> tuple[str, str]:
     """96 and 16 pairs of the synthetic benchmark as files, two thirds with an annotator."""
     folder = tmp_path_factory.mktemp("pairs")
-    names = ("ann", "bob", None)
-    return tuple(
-        write_lines(
-            folder / f"{name}.jsonl",
-            [row | {"annotator": names[i % 3]} for i, row in enumerate(World().preference_rows(count, seed))],
-        )
-        for name, count, seed in (("train", 96, 0), ("validation", 16, 1))
-    )
+    train, validation = (list(World().preference_rows(count, seed)) for count, seed in ((96, 0), (16, 1)))
+    for i, row in (*enumerate(train), *enumerate(validation)):
+        row["annotator"] = ("ann", "bob", None)[i % 3]
+    return write_lines(folder / "train.jsonl", train), write_lines(folder / "validation.jsonl", validation)
 
 
 @pytest.fixture
@@ -217,10 +213,7 @@ def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, checkpoint, capl
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(3e-4)
 
 
-def vnet(tau, **options):
-    return VNetWeighting(PromptAugmentationConsistency(tau), GhostDotProduct(), every=2, **options)
-
-
+OUTER, GHOST = PromptAugmentationConsistency(0.6), GhostDotProduct()
 OTHERS = [
     ("dpo", {"policy": {"target_modules": ["q_proj"]}}, r"\['q_proj'\] instead of all-linear"),
     ("dpo", {"policy": {"alpha": 64}}, r"policy\.alpha 64 instead of 32"),
@@ -232,7 +225,7 @@ OTHERS = [
     ("fixed", {"module": {"weighting": SigmoidPrior(0.7, 0.3)}}, r"weighting\.slope 0\.7 instead of"),
     (
         "pacmr",
-        {"module": {"weighting": vnet(0.6, learning_rate=1e-2)}},
+        {"module": {"weighting": VNetWeighting(OUTER, GHOST, every=2, learning_rate=1e-2)}},
         r"outer\.tau 0\.6 instead of 0\.5, weighting\.learning_rate 0\.01 instead of 0\.001",
     ),
 ]

@@ -163,7 +163,7 @@ def test_half_precision_is_for_the_base_alone(base, built, tmp_path):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(), precision="bf16-true")
 
 
-@pytest.mark.parametrize("lora", [None, {**LORA, "lora_dropout": 0.5}])
+@pytest.mark.parametrize("lora", [None, DROPPING])
 def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(base, built, lora):
     gradients, calls = [], []
     for checkpointing in (False, True):
@@ -248,12 +248,6 @@ def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
         run()
 
 
-def uneven(path, rows):
-    words = (" deep" * (1 + i % 7) + " cold" for i in range(rows))
-    write_lines(path, ({"prompt": f"Describe the sea {i}:", "completion": w} for i, w in enumerate(words)))
-    return CompletionFiles(str(path), str(path))
-
-
 TWO = {"devices": 2, "strategy": "ddp_spawn"}
 
 
@@ -265,8 +259,10 @@ TWO = {"devices": 2, "strategy": "ddp_spawn"}
     ],
 )
 def test_every_token_counts_the_same(rows, others, base, tmp_path):
-    source = uneven(tmp_path / "rows.jsonl", rows)
-    found = []
+    words = (" deep" * (1 + i % 7) + " cold" for i in range(rows))
+    uneven = ({"prompt": f"Describe the sea {i}:", "completion": word} for i, word in enumerate(words))
+    path = write_lines(tmp_path / "rows.jsonl", uneven)
+    source, found = CompletionFiles(path, path), []
     for size, options in ((8, {}), *others):
         folder, data = tmp_path / str(len(found)), SFTDataModule(source, tokenizer=base, batch_size=size)
         options = {"gradient_clip_val": 1.0, "max_epochs": 2} | options
@@ -332,7 +328,7 @@ def test_runs_that_are_refused(base, tmp_path):
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     for options in ({"callbacks": [BatchSizeFinder()]}, {"overfit_batches": 1}):
-        with pytest.raises(UserError, match="BatchSizeFinder would change|overfit_batches is 1"):
+        with pytest.raises(UserError, match=r"BatchSizeFinder would change|overfit_batches is 1"):
             fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, **options)
     assert not (tmp_path / "run/model").exists()
 
@@ -356,19 +352,16 @@ def test_bad_options(options, message):
 
 def test_models_that_cannot_be_had(base, built, tmp_path):
     """What else is said of a model, or of LoRA's options: the policy's tests, whose code makes both."""
-
-    def build(tokenizer=base, **options):
-        built(SFTModule(**options), make_data(tokenizer=tokenizer, rows=8))
-
-    with pytest.raises(UserError, match=r"does not describe a Llama model \(.*30.* not a multiple"):
-        build(from_scratch={**SHAPE, "hidden_size": 30})
-    with pytest.raises(UserError, match=r"does not describe a Llama model \(.*expected int, got str"):
-        build(from_scratch={**SHAPE, "hidden_size": "wide"})
-    with pytest.raises(UserError, match="the tokenizer is a new one"):
-        build(tokenizer=None, model=base)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    size = len(tokenizer)
+    size, larger = len(tokenizer), str(tmp_path / "larger")
     tokenizer.add_tokens([f"extra-{i}" for i in range(9)])
-    tokenizer.save_pretrained(tmp_path / "larger")
-    with pytest.raises(UserError, match=f"{size + 9} tokens, but the model .* has {size} embeddings; set"):
-        build(tokenizer=str(tmp_path / "larger"), model=base)
+    tokenizer.save_pretrained(larger)
+    odd, wide = ({"from_scratch": {**SHAPE, "hidden_size": size}} for size in (30, "wide"))
+    for options, tokenizer, message in (
+        (odd, base, r"does not describe a Llama model \(.*30.* not a multiple"),
+        (wide, base, r"does not describe a Llama model \(.*expected int, got str"),
+        ({"model": base}, None, "the tokenizer is a new one"),
+        ({"model": base}, larger, f"{size + 9} tokens, but the model .* has {size} embeddings; set"),
+    ):
+        with pytest.raises(UserError, match=message):
+            built(SFTModule(**options), make_data(tokenizer=tokenizer, rows=8))

@@ -37,14 +37,9 @@ def flash_on_cpu(monkeypatch):
         options = {"scale": softmax_scale, "window_size": window_size}
         return looped_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
 
-    loaded = {
-        "_loaded_implementation": "flash_attention_2",
-        "_flash_fn": None,
-        "_flash_varlen_fn": varlen,
-        "_pad_fn": module._pad_input,
-        "_unpad_fn": module._unpad_input,
-        "_process_flash_kwargs_fn": module._lazy_define_process_function(varlen),
-    }
+    loaded = {"_loaded_implementation": "flash_attention_2", "_flash_fn": None, "_flash_varlen_fn": varlen}
+    loaded |= {"_pad_fn": module._pad_input, "_unpad_fn": module._unpad_input}
+    loaded["_process_flash_kwargs_fn"] = module._lazy_define_process_function(varlen)
     for name, value in loaded.items():
         monkeypatch.setattr(module, name, value)
     return calls

@@ -51,11 +51,10 @@ LENGTHS = (3, 40, 4, 50, 3, 45, 4, 41)
 
 
 @pytest.fixture
-def save(tiny_tokenizer_folder, tmp_path):
+def save(tokenizer, tmp_path):
     """Saves a tiny model with lively weights, so that mistakes show, and its tokenizer."""
 
     def save(config):
-        tokenizer = load_tokenizer(tiny_tokenizer_folder)
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
@@ -77,12 +76,11 @@ def config_of(family):
 @pytest.fixture
 def pairs(tmp_path):
     def write(name, lengths):
-        long = {3: "The rain."}
         rows = [
             {
                 "prompt": f"What {'the sea is in a book ' * (words // 6)} {'is it ' * (words % 6)}{i}?",
                 "chosen": f" I do not know it {'of all books ' * (words // 12)}.",
-                "rejected": long.get(words, " The sea, because."),
+                "rejected": "The rain." if words == 3 else " The sea, because.",
             }
             for i, words in enumerate(lengths)
         ]
@@ -99,16 +97,6 @@ def alone(model, prompt, response):
     return logits.log_softmax(-1)[torch.arange(len(response)), torch.tensor(response)].sum()
 
 
-def all_alone(folder, rows):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return torch.tensor(
-        [
-            [alone(model, row["prompt_ids"], row[f"{side}_ids"]) for side in ("chosen", "rejected")]
-            for row in rows
-        ]
-    )
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_python_program(name, save, pairs, tmp_path):
@@ -119,7 +107,9 @@ def test_a_python_program(name, save, pairs, tmp_path):
     data = PreferenceDataModule(Files(train, short), tokenizer=folder, global_batch_size=8)
     quiet_trainer(tmp_path / "run", max_steps=1).fit(module, data)
     found = module.policy.reference_log_probs(data.train_pairs.batch(list(range(8))))
-    expected = all_alone(folder, data.train_pairs.rows)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    triples = (map(row.get, ("prompt_ids", "chosen_ids", "rejected_ids")) for row in data.train_pairs.rows)
+    expected = torch.tensor([[alone(model, prompt, one) for one in both] for prompt, *both in triples])
     torch.testing.assert_close(torch.stack([found.chosen, found.rejected], 1), expected, atol=1e-4, rtol=0)
     cached = torch.tensor(data.train_pairs.reference_log_probs(module.policy))  # as audits have them, too
     torch.testing.assert_close(cached, expected, atol=1e-4, rtol=0)
@@ -172,10 +162,9 @@ def test_the_command(save, pairs, tmp_path):
     """A fresh policy equals its reference, however the batch was cut, and so do later values."""
     folder, seen = save(config_of("phi3")), []
     for size, reference in ((1, "cached"), (8, "live")):
-        words = f"{files(*pairs)} --data.reference {reference} --data.global_batch_size 8"
-        words += f" --trainer.max_steps 2 --trainer.log_every_n_steps 1 --model.micro_batch_size {size}"
-        words += " --model.learning_rate 1e-3"
-        words += f" --trainer.default_root_dir {tmp_path / str(size)} --model.policy.layout shared"
+        words = f"""{files(*pairs)} --data.reference {reference} --data.global_batch_size 8
+            --trainer.max_steps 2 --trainer.log_every_n_steps 1 --model.micro_batch_size {size}
+            --model.learning_rate 1e-3 --model.policy.layout shared --output {tmp_path / str(size)}"""
         cli.main(short_fit(folder, words))
         seen.append(pd.read_csv(tmp_path / str(size) / "metrics.csv")["train/loss"].dropna().tolist())
     assert seen[0][0] == pytest.approx(math.log(2), abs=1e-6)
@@ -221,8 +210,7 @@ def test_a_cache_that_fails(tmp_path, tokenizer, write_rows, pair_rows, caplog):
     cli.main(["predict", *words.split()])
     assert "does not generate from its cache (matC_old has wrong shape" in caplog.text
     for row in read_lines(run / "generations.jsonl"):
-        ids = tokenizer(row["prompt"], return_tensors="pt").input_ids
-        tokens = ids
+        ids = tokens = tokenizer(row["prompt"], return_tensors="pt").input_ids
         for _ in range(row["response_tokens"]):
             tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         assert tokenizer.decode(tokens[0, ids.shape[1] :]) == row["response"]
@@ -240,8 +228,7 @@ def gemma(save):
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj,v_proj]"])
 def test_pairs_on_a_model_with_a_vision_tower(targets, gemma, pairs, tmp_path, caplog):
-    words = f"{files(*pairs)} --data.global_batch_size 8 --trainer.max_steps 1"
-    words += f" --trainer.default_root_dir {tmp_path / 'run'}"
+    words = f"{files(*pairs)} --data.global_batch_size 8 --trainer.max_steps 1 --output {tmp_path / 'run'}"
     with caplog.at_level("INFO"):
         cli.main(short_fit(gemma, f"{words} --model.policy.target_modules {targets}"))
     assert "gets no adapter in model.vision_tower, model.multi_modal_projector" in caplog.text
@@ -259,9 +246,7 @@ def test_sft_of_a_model_with_a_vision_tower(lora, gemma, tmp_path):
         --data.source.train {train} --data.source.validation {train} --trainer.accelerator cpu
         --trainer.max_steps 1 --trainer.enable_progress_bar false --trainer.default_root_dir {tmp_path}/sft"""
     cli.main(words.split())
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).state_dict()
-        for folder in (gemma, tmp_path / "sft" / "model")
-    )
+    folders = gemma, tmp_path / "sft" / "model"
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
     moved = [key for key, weight in before.items() if not torch.equal(weight, after[key])]
     assert moved and not any("vision" in key or "projector" in key for key in moved)

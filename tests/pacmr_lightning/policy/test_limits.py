@@ -61,12 +61,10 @@ def preference(model, pairs, **options):
 def test_longer_pairs_are_told_before_anything_is_computed(tiny_llama, pairs, write_rows, tmp_path):
     short = tiny_llama(tmp_path / "short", max_position_embeddings=16)
     said = r"8 of 8 rows are longer than the 16 positions of the model .*short \(the longest has \d+ tokens\)"
-    for reference in ("live", "cached"):
-        data = preference(short, pairs, reference=reference)
+    for start, reference in (("fit", "live"), ("fit", "cached"), ("validate", "live")):
+        module, data = PreferenceModule(PolicyModel(short)), preference(short, pairs, reference=reference)
         with pytest.raises(UserError, match=said):
-            quiet_trainer(tmp_path).fit(PreferenceModule(PolicyModel(short)), data)
-    with pytest.raises(UserError, match=said):
-        quiet_trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
+            getattr(quiet_trainer(tmp_path), start)(module, data)
     with pytest.raises(UserError, match=said):
         audit(short, Files(pairs), AuditOptions("probe", str(tmp_path / "audit")))
     row = {"prompt": "What is it of many?", "completion": " It is one of many."}

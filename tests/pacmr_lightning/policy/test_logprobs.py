@@ -134,17 +134,19 @@ def test_gradients_equal_to_plain_forwards(name, make_policy, make_batch):
         torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make: alive ``now``, and their ``peak``."""
+class Spent(TorchDispatchMode):
+    """Bytes of all storages that operations make, ``now`` and at the ``peak``; operations of ``products``."""
 
     def __init__(self, module):
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.products = 0
         kept = [*module.parameters(), *module.buffers()]
         self.known = {t.untyped_storage()._cdata: t for t in kept}
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         found = operation(*arguments, **(options or {}))
+        if "mm" in operation.name():
+            self.products += found.numel() * arguments[-2].shape[-1]
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor):
                 self.add(tensor.untyped_storage())
@@ -164,18 +166,6 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-class Products(TorchDispatchMode):
-    """Counts the operations of matrix products."""
-
-    count = 0
-
-    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
-        found = operation(*arguments, **(options or {}))
-        if "mm" in operation.name():
-            self.count += found.numel() * arguments[-2].shape[-1]
-        return found
-
-
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_recomputation(name, half, make_policy, make_batch, monkeypatch):
@@ -188,12 +178,12 @@ def test_recomputation(name, half, make_policy, make_batch, monkeypatch):
         options = {"dtype": "bfloat16"} if half else {"double": True}
         policy = make_policy(name, gradient_checkpointing=recomputed, **options).train()
         policy.log_probs(batch)
-        with monkeypatch.context() as patch, LiveBytes(policy) as live, Products() as products:
+        with monkeypatch.context() as patch, Spent(policy) as live:
             patch.setattr(torch, "get_rng_state", lambda: pytest.fail("a random state is kept"))
             found = policy.log_probs(batch).chosen.sum()
             held = live.now
             gradients.append(adapter_gradient(policy, found))
-        spent.append((held, products.count))
+        spent.append((held, live.products))
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], rtol=0, atol=0)
     (most, least_work), (held, work), (least, most_work) = spent
@@ -318,7 +308,7 @@ def test_logits_of_a_large_vocabulary(frozen):
         head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen)
         hidden = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(tokens, dtype=torch.long)
-        with LiveBytes(head) as live:
+        with Spent(head) as live:
             values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
             values.sum().backward()
     # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.
@@ -330,7 +320,6 @@ def test_logits_of_a_large_vocabulary(frozen):
 @pytest.mark.parametrize("layout", ["shared", "separate"])
 def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(name, double=True), make_batch()
-
     expected = values_and_gradient(policy, layout, batch)
     monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: 64)
     rows = rows_of(layout, batch)

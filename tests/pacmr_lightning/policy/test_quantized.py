@@ -89,8 +89,7 @@ def both(bnb, make_policy):
 def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, tolerance, both, make_batch):
     policy, exact = both(**options)
     batch = make_batch()
-    plan = policy._plan_for(batch)
-    assert plan.layout == options["layout"], "the self-check passes with what was asked for"
+    assert policy._plan_for(batch).layout == options["layout"], "the self-check passes with what was asked"
     for ask in ("log_probs", "reference_log_probs"):
         with torch.no_grad():
             found, truth = getattr(policy, ask)(batch), getattr(exact, ask)(batch)
@@ -116,11 +115,8 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
     torch.manual_seed(3)
     direction = {name: torch.randn_like(p) for name, p in policy.adapter().items()}
     batch = with_reference(exact, make_batch(6))
-    truth = []
-    for i in range(6):
-        gradient = alone(exact, batch, i)
-        truth.append(sum((g * direction[n]).sum() for g, n in zip(gradient, exact.adapter(), strict=True)))
-    truth = torch.stack(truth)
+    gradients = (zip(alone(exact, batch, i), direction.values(), strict=True) for i in range(6))
+    truth = torch.stack([sum((g * d).sum() for g, d in each) for each in gradients])
     assert float(truth.abs().min()) > 1e-3
     pairs = StepPairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, keep="auto")
     for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):

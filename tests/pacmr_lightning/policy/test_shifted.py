@@ -1,6 +1,7 @@
 """Running at omega + c D equals a model whose LoRA weights were really changed."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,10 +52,7 @@ def test_an_exception_leaves_nothing_behind(make_policy, make_batch, monkeypatch
     policy, batch = make_policy(), make_batch()
     direction = random_direction(policy)
     before, gradients = policy.log_probs(batch), gradient(policy, batch)
-
-    def fails(*args, **kwargs):
-        raise RuntimeError("in the middle of a shifted forward")
-
+    fails = Mock(side_effect=RuntimeError("in the middle of a shifted forward"))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="middle"):
         patch.setattr(policy.model.base_model.layers[1], "forward", fails)
         with policy.shifted(direction, 1.0):

@@ -107,17 +107,10 @@ def run(base, folder, case):
         micro_batch_size=2 if "micro" in options else None,
         micro_batch_tokens=128 if "tokens" in options else None,  # ranks need not have as many micro-batches
     )
-    data = PreferenceDataModule(
-        EmbeddedWorld(pairs=256, validation_pairs=9),
-        base,
-        global_batch_size=16,
-        validation_batch_size=5,
-        meta_every=2,
-        meta_batch_size=2 if few else 16,
-        noise_rate=0.3,
-        max_length=64,
-        reference="cached" if "cached" in options else "live",
-    )
+    sizes = {"global_batch_size": 16, "validation_batch_size": 5, "meta_batch_size": 2 if few else 16}
+    others = {"meta_every": 2, "noise_rate": 0.3, "max_length": 64}
+    others["reference"] = "cached" if "cached" in options else "live"
+    data = PreferenceDataModule(EmbeddedWorld(pairs=256, validation_pairs=9), base, **sizes, **others)
     # Between the KL after two updates and after three.
     guard = [KLGuard(pairs=4, every=1, warn=1e-6, stop=GUARDED)] if "guarded" in options else []
     watch = Watch(folder / f"{case.replace('/', '_')}.ckpt")

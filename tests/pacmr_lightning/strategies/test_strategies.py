@@ -27,8 +27,6 @@ TOGETHER_SLOW = (
     *("zero3", "zero3-micro-central-packed-selective", "zero3-cached", "zero2-from:zero3"),
     *("zero3-from:zero1", "zero3-guarded"),
 )
-
-
 RUN_SCRIPT = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -38,17 +36,10 @@ def launch(forked, base, folder, processes, cases):
     # As torchrun's agent it owns the store that the processes meet at, so that no port is free for others.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     script = Path(__file__).with_name("strategy_runs.py")
-    group = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-        "OMP_NUM_THREADS": "1",
-    }
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GROUP_RANK": "0"}
+    group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    group |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    group |= {"TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}
     running = [
         forked(RUN_SCRIPT, script, base, folder, *cases, merge=True, **group, RANK=rank, LOCAL_RANK=rank)
         for rank in map(str, range(processes))

@@ -18,12 +18,8 @@ from pacmr_lightning.sweep.state import texts_in
 ROOT = Path(__file__).parents[3]
 DATA = ("data/tldr/some", "data/tldr/pairs", "runs/examples/", "runs/vote-policies/fold")
 """Beginnings of the data that the commands above a sweep file make."""
-OPTIONS = {
-    "seed_everything": "{seed}",
-    "data.seed": "{seed}",
-    "data.noise_seed": "{seed}",
-    "data.noise_rate": "{noise}",
-}
+OPTIONS = dict.fromkeys(("seed_everything", "data.seed", "data.noise_seed"), "{seed}")
+OPTIONS |= {"data.noise_rate": "{noise}"}
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +31,8 @@ def world(tmp_path_factory, tiny_llama) -> Path:
     base["model"]["init_args"]["policy"]["init_args"]["model"] = str(folder / "model")
     base["data"]["init_args"]["source"]["init_args"] = {"pairs": 80, "validation_pairs": 16}
     base["data"]["init_args"] |= {"global_batch_size": 8, "meta_batch_size": 8}
-    base["trainer"] |= {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "val_check_interval": 1.0,
-    }
+    base["trainer"] |= dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
+    base["trainer"]["val_check_interval"] = 1.0
     gold = {"class_path": "GoldReward", "init_args": {"samples": 16, "max_new_tokens": 4}}
     base["trainer"]["callbacks"] = [{"class_path": "RunSummary"}, gold]
     base["checkpoint"]["every_n_train_steps"] = 5
@@ -57,19 +50,14 @@ def write(world: Path, **changes: object) -> str:
     """Writes a sweep file into the working directory, DPO and PACMR-DPO unless told otherwise."""
     if not Path("configs").exists():
         Path("configs").symlink_to(ROOT / "configs")
+    quick = {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5}
     sweep = {
         "base": [str(world / "base.yaml")],
         "output": "out",
         "noise_rates": [0.3],
         "seeds": [0, 1],
         "options": OPTIONS,
-        "methods": {
-            "dpo": None,
-            "pacmr": {
-                "label": "PACMR-DPO",
-                "options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5},
-            },
-        },
+        "methods": {"dpo": None, "pacmr": {"label": "PACMR-DPO", "options": quick}},
         "jobs": 2,
     }
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep | changes, sort_keys=False))
@@ -118,9 +106,8 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     main(["sweep.yaml", "--dry_run"])
     assert {*Path().iterdir()} == there
     lines = capsys.readouterr().out.splitlines()
-    found = [
-        line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config (?:configs|examples)/", line)
-    ]
+    cell = re.compile(r"\S+-seed\d+ \(.* pacmr fit --config (?:configs|examples)/")
+    found = [*filter(cell.match, lines)]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert not any(re.search(r"\{\w+\}", line) for line in found)  # placeholders; JSON has braces, too
     return len(found)

@@ -18,15 +18,11 @@ from ...conftest import write_lines
 from ..analysis.test_figures import surface
 from .conftest import end, write
 
+ORACLE = {"config": "dpo", "label": "Oracle", "bound": True, "options": {"model.weighting": "DropFlipped"}}
 METHODS = {
     "dpo": {"label": "DPO"},
     "pacmr": {"label": "PACMR_DPO", "vary": {"model.weighting.outer.tau": [0.5, 0.6]}},
-    "oracle": {
-        "config": "dpo",
-        "label": "Oracle",
-        "bound": True,
-        "options": {"model.weighting": "DropFlipped"},
-    },
+    "oracle": ORACLE,
 }
 SEEDS = [0, 1, 2]
 # Gold rewards of four samples, by row, noise rate in percent and seed.
@@ -37,8 +33,7 @@ SAMPLED = {
     ("pacmr-tau0.5", 42.5): [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]],
     ("pacmr-tau0.6", 20): [[1, 2, 3, 5], [2, 2, 2, 3], [0, 1, 0, 2]],
     ("pacmr-tau0.6", 42.5): [[1, 1, 1, 2], [0, 0, 1, 1], [1, 1, 1, 1]],
-    ("oracle", 20): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
-    ("oracle", 42.5): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
+    **{("oracle", percent): [[9, 9, 9, 9]] * 3 for percent in (20, 42.5)},
 }
 TAU = {"pacmr-tau0.5": "PACMR_DPO, τ = 0.5", "pacmr-tau0.6": "PACMR_DPO, τ = 0.6"}
 

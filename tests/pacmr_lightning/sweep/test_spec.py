@@ -35,15 +35,13 @@ def nested(train: str) -> dict:
 
 def test_cells(write_sweep, world):
     """Every combination in an own folder, with the arguments of its pacmr fit."""
+    options = {"y": [1, "{seed}"], "z": "s{seed}n{noise}", "v": nested("{folder}/w")}
     path = write_sweep(
         noise_rates=[0.2, 0.35],
         methods={
             "dpo": None,
             "soft": {"config": "pacmr", "vary": {"a.tau": [0.5, 0.6], "b.outer": ["A", "B"]}},
-            "own": {
-                "config": "mine.yaml",
-                "options": {"y": [1, "{seed}"], "z": "s{seed}n{noise}", "v": nested("{folder}/w")},
-            },
+            "own": {"config": "mine.yaml", "options": options},
             "braces": {"config": "dpo", "options": {"x": "{{epoch}}-{seed}", "y": {"z": LITERAL}}},
             "two": {"config": "dpo", "after": "dpo", "first": "audit {after}", "options": {"w": "{after}/a"}},
         },

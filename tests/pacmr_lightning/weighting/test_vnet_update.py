@@ -70,7 +70,7 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
 TAU = 0.9
 
 
-def hard_loss(u, view, divisor):
+def hard_loss(u, view, divisor="meta"):
     """The paper's section 5.3, written out."""
     p, u = u.sigmoid(), view()
     kept = (p >= TAU) | (p <= 1 - TAU)
@@ -85,11 +85,8 @@ def soft_loss(u, view):
 
 
 OUTER = {
-    "hard": (PromptAugmentationConsistency(TAU), lambda u, view: hard_loss(u, view, "meta")),
-    "retained": (
-        PromptAugmentationConsistency(TAU, "retained"),
-        lambda u, view: hard_loss(u, view, "retained"),
-    ),
+    "hard": (PromptAugmentationConsistency(TAU), hard_loss),
+    "retained": (PromptAugmentationConsistency(TAU, "retained"), lambda *both: hard_loss(*both, "retained")),
     "soft": (SoftPromptConsistency(), soft_loss),
     "clean": (CleanPreference(), lambda u, view: -F.logsigmoid(view()).mean()),
 }
@@ -115,22 +112,14 @@ ESTIMATORS = (
     (CentralDifference(1e-4, relative=True, clip=None), 1e-5, None),
 )
 # Any two of an estimator, an outer objective and options meet.
-CASES = [
-    (*estimator, outer, OPTIONS[(i + j) % 2])
-    for i, estimator in enumerate(ESTIMATORS)
-    for j, outer in enumerate(OUTER)
-]
+CASES = [(*e, outer, OPTIONS[(i + j) % 2]) for i, e in enumerate(ESTIMATORS) for j, outer in enumerate(OUTER)]
 
 
-@pytest.mark.parametrize(("estimator", "rtol", "micro_batch_size", "outer", "options"), CASES)
-def test_vnet_gradient(
-    estimator, rtol, micro_batch_size, outer, options, make_policy, make_batch, monkeypatch
-):
+@pytest.mark.parametrize(("estimator", "rtol", "micro_batch", "outer", "options"), CASES)
+def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy, make_batch, monkeypatch):
     """The update's gradient, times alpha (which it leaves out), is the gradient of the outer loss."""
     # Checkpointed logits cannot be differentiated twice; the exact gradient needs that.
-    monkeypatch.setattr(
-        "pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **options: f(*args)
-    )
+    monkeypatch.setattr("pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **_: f(*args))
     policy = make_policy(double=True)
     policy.train()
     train = with_reference(policy, make_batch(6))
@@ -142,7 +131,7 @@ def test_vnet_gradient(
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
-    pairs = StepPairs(policy, DPO(BETA), train, micro_batch_size)
+    pairs = StepPairs(policy, DPO(BETA), train, micro_batch)
     metrics = weighting.update(pairs, meta, 99.0, 1.0)
     scale = max(float(e.abs().max()) for e in exact)
     for parameter, expected in zip(weighting.vnet.parameters(), exact, strict=True):
