@@ -170,18 +170,18 @@ def _tokenize_rows(
     # All sides at once, so that a prompt is encoded once.
     sides = [row[side].response for side in range(count) for row in texts]
     encoded = response_tokens(tokenizer, prompts * count, sides, tokenization)
-    responses = [encoded[row :: len(texts)] for row in range(len(texts))]
+    responses = [encoded[i :: len(texts)] for i in range(len(texts))]
     is_chat = rows["chat"] * (2 if views else 1)
     all_ids = prompt_tokens(tokenizer, [*prompts, *views], is_chat, tokenization)
     ids = all_ids[: len(prompts)]
     least, cuts = 0, [False] * len(texts)
     if tokenization == "openrlhf":
         least, eos = LEAST, tokenizer.eos_token_id
-        for row, prompt_ids in enumerate(ids):
+        for i, prompt_ids in enumerate(ids):
             room = max(least, max_length - len(prompt_ids))
-            cuts[row] = any(len(response) > room for response in responses[row])
+            cuts[i] = any(len(response) > room for response in responses[i])
             # OpenRLHF overwrites the last token with EOS.
-            responses[row] = [[*response[: room - 1], eos] for response in responses[row]]
+            responses[i] = [[*response[: room - 1], eos] for response in responses[i]]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": [row[side] for row in responses] for side, name in enumerate(columns.responses)}

@@ -102,7 +102,7 @@ class NoiseFromMask(LabelNoise):
 
     def probabilities(self, rows: Dataset) -> list[float]:
         """Return 1 for rows that are flipped, 0 for the others."""
-        mask, texts = {}, {}
+        mask, texts = dict[str, float](), dict[str, str | None]()
         for place, row in numbered_rows(self.mask):
             name, flipped = row.get("id"), row.get("flipped")
             if name is None or flipped not in (True, False) or mask.get(str(name), flipped) != flipped:

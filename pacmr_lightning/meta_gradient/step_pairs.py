@@ -114,11 +114,11 @@ class StepPairs:
         Kept gradients are multiplied; others in one forward and one backward pass, and dropped.
         """
         if self.kept is None:
-            dots = [self.each_gradient(part, rows, direction)[2].values() for part, rows in self.parts]
+            dots = [[*self.each_gradient(part, rows, direction)[2].values()] for part, rows in self.parts]
         else:
             each = [part.each or {} for part in self.kept]
             dots = [[g.flatten(1) @ direction[name].flatten() for name, g in part.items()] for part in each]
-        return torch.cat([torch.stack([*part]).sum(0) for part in dots])
+        return torch.cat([torch.stack(part).sum(0) for part in dots])
 
     @torch.no_grad()
     def current_losses(self) -> Tensor:

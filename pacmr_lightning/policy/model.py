@@ -20,13 +20,7 @@ from ..files import expanded
 from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
-from .attention import (
-    AskedLayout,
-    AttentionPlan,
-    attention_of,
-    check_attention,
-    exclude_cudnn,
-)
+from .attention import AskedLayout, AttentionPlan, attention_of, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers

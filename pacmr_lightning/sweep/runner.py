@@ -66,8 +66,8 @@ def _gpus() -> list[str]:
 def slots_of(sweep: Sweep, jobs: int) -> list[str | None]:
     """Return the visible GPUs of each parallel cell; None for CPUs."""
     if not sweep.devices:
-        if gpus := len(_gpus()):
-            print(f"Cells run on CPUs, as devices is 0 in the sweep; this machine has {gpus} GPUs.")
+        if unused := len(_gpus()):
+            print(f"Cells run on CPUs, as devices is 0 in the sweep; this machine has {unused} GPUs.")
         return [None] * jobs
     needed, gpus = jobs * sweep.devices, _gpus()
     if needed > len(gpus):

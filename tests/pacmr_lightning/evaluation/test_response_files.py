@@ -34,8 +34,8 @@ def test_without_ids_by_prompt_and_order():
     assert len({p.id for p in pairs}) == 5
     # The same ids for the same prompts, whichever the other file is.
     assert [p.id for p in pairs] == [p.id for p in pair_rows(first, first)]
-    with pytest.raises(UserError, match=r"B lacks 1 of the 5 responses of A, such as that of the prompt 'z'"):
-        pair_rows(first, second[1:], ("A", "B"))
+    with pytest.raises(UserError, match=r"B lacks 1 of the 5 responses of A, such as that of the prompt 'x'"):
+        pair_rows(first, second[:-1], ("A", "B"))
 
 
 def change(i, **values):
