@@ -127,7 +127,7 @@ class VNetWeighting(Weighting):
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
         floor: c, the smallest weight: g = c + (1 - c) sigmoid(a u + b); docs/methods.md has what it does.
             Qu et al.: 0.
-        max_slope: largest a; None (Qu et al.) for no bound.
+        max_slope: largest a, above ``start_slope``; at it a pair's slope has no gradient. Qu et al.: None.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison, and
             ``GhostDotProduct``, which is exact, has none.
@@ -163,7 +163,7 @@ class VNetWeighting(Weighting):
         check_within("(0, 1e30]", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
         check_within("[0, 1e30]", virtual_lr=virtual_lr)
         check_within("[0, 1)", floor=floor)
-        if max_slope is not None and max_slope < start_slope:
+        if max_slope is not None and max_slope <= start_slope:
             raise UserError(
                 f"max_slope is {max_slope:g}, but start_slope is {start_slope:g}; give a larger max_slope or "
                 "a smaller start_slope."
