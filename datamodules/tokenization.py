@@ -181,7 +181,7 @@ def _tokenize_rows(
             room = max(least, max_length - len(prompt_ids))
             cuts[i] = any(len(response) > room for response in responses[i])
             # OpenRLHF overwrites the last token with EOS.
-            responses[i] = [[*response[: room - 1], eos] for response in responses[i]]
+            responses[i] = [[*response[:room][:-1], eos] for response in responses[i]]
     out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
     out["view_ids"] = all_ids[len(prompts) :]
     out |= {f"{name}_ids": [row[side] for row in responses] for side, name in enumerate(columns.responses)}
