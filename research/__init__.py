@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -29,20 +28,13 @@ def command(name: str, function: Callable[..., Any]) -> Callable[..., None]:
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        from jsonargparse import auto_cli
-
         from pacmr_lightning.command_line.exceptions import stop
-        from pacmr_lightning.command_line.parser import ToolParser
+        from pacmr_lightning.command_line.parser import call
         from pacmr_lightning.errors import user_error
 
         try:
-            auto_cli(
-                function,
-                args=list(sys.argv[1:] if arguments is None else arguments),
-                as_positional=True,
-                prog=f"python -m research.{name}",
-                description=(inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", ""),
-                parser_class=ToolParser,
+            call(
+                f"python -m research.{name}", function, [*(sys.argv[1:] if arguments is None else arguments)]
             )
         except Exception as error:
             cause = user_error(error)

@@ -36,14 +36,7 @@ from pacmr_lightning.files import write_frame, write_json, write_text
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.token_layout import padded, row_multiple, separate_rows
-from pacmr_lightning.runs.finished_run import (
-    NO_NOISE,
-    FinishedRun,
-    PreferenceData,
-    find_run,
-    load_run,
-    ready,
-)
+from pacmr_lightning.runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run, ready
 from pacmr_lightning.runs.folder import CONFIG, SUMMARY, read_summary
 from research import command
 

@@ -49,18 +49,22 @@ def takes_words(function: Callable[..., Any]) -> bool:
 
 
 def run_tool(prog: str, function: Callable[..., Any], arguments: list[str]) -> Any:
+    """``call``; prints go to standard error, except those of ``print_result``."""
+    return call(prog, only_results()(function), arguments, takes_words(function))
+
+
+def call(prog: str, function: Callable[..., Any], arguments: list[str], as_positional: bool = True) -> Any:
     """Call ``function`` with the arguments of the program ``prog``, by its type hints and docstring.
 
-    Prints go to standard error, except those of ``print_result``. Parameters without a default are
-    positional, unless they are keyword-only or ``takes_words`` is false.
+    If ``as_positional``, parameters without a default are, unless they are keyword-only.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     if "source" in inspect.signature(function).parameters:
         told += "\n\n--data FILE (JSON Lines, Parquet, or a dataset of the Hub) is short for --source."
     return auto_cli(
-        only_results()(function),
+        function,
         args=arguments,
-        as_positional=takes_words(function),
+        as_positional=as_positional,
         prog=prog,
         description=told,
         parser_class=ToolParser,

@@ -612,15 +612,25 @@ def test_policies_on_votes():
     cells = kept_runs("vote-policies")
     text = notebook("vote-policies")
     found = table(text, "| method, beta | fold 0 | fold 1 | fold 2 | fold 3 |\n")
-    names = {"refined, 0.1": "refined", "oracle, 0.1": "oracle", "fixed sigmoid weighting, 0.1": "fixed"}
-    names |= {"cDPO, 0.1": "cdpo", "rDPO, 0.1": "rdpo"}
-    for name, method in (("DPO", "dpo"), ("PACMR-DPO", "pacmr"), ("floor 0.3", "pacmr_robust")):
-        names |= {f"{name}, {beta}": method for beta in (0.1, 0.03, 0.3)}
-    for name, method in names.items():
-        beta = float(name.rpartition(" ")[2])
-        part = cells[cells["method"].eq(method) & np.isclose(cells["beta"], beta)].set_index("fold")
-        expected = [f"{row['accuracy']:.3f} ({row['kl']:.2f})" for _, row in part.sort_index().iterrows()]
-        assert [cell for cell in found[name] if cell] == expected
+    names = {"PACMR-DPO": "pacmr", "floor 0.3": "pacmr_robust", "fixed sigmoid weighting": "fixed"}
+
+    def runs_of(frame, row):
+        name, beta = row.split(", ")
+        same = frame["method"].eq(names.get(name, name.lower())) & np.isclose(frame["beta"], float(beta))
+        return frame[same].sort_values("fold").itertuples()
+
+    del found["the longer argument"]
+    for name, shown in found.items():
+        expected = [f"{run.accuracy:.3f} ({run.kl:.2f})" for run in runs_of(cells, name)]
+        assert expected and [cell for cell in shown if cell] == expected
+    larger = kept_runs("vote-policies-larger")
+    dpo = larger[larger["method"] == "dpo"].sort_values("kl")
+    found = table(text, "| method, beta | accuracy | KL | minus DPO | VNet updates |\n")
+    assert len(found) == len(larger)
+    for name, shown in found.items():
+        [run] = runs_of(larger, name)
+        gap = f"{run.accuracy - np.interp(np.log(run.kl), np.log(dpo['kl']), dpo['accuracy']):+.3f}"
+        assert shown[:3] == [f"{run.accuracy:.3f}", f"{run.kl:.2f}", gap * (run.method != "dpo")]
     other = table(
         notebook("labels-that-people-made"),
         "| | accuracy (folds) | AUROC for contradicted votes | KL per token | minus DPO |\n",
