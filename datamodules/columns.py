@@ -334,9 +334,8 @@ def checked(
         # JSON, as different texts may be equal when simply joined, and None differs from an empty prompt.
         texts = text_hash(json.dumps(given, default=str))
         if clean["id"] is None:
-            made = text_hash(json.dumps([texts, who])) if (who := clean.get("annotator")) else texts
-            clean["id"] = f"{made}-{repeats[made]}"
-            repeats[made] += 1
+            clean["id"] = f"{texts}-{repeats[texts]}"
+            repeats[texts] += 1
         if clean["id"] in places:
             raise UserError(
                 f"{place} has the id {clean['id']!r} of {places[clean['id']]}; "

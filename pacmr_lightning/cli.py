@@ -125,14 +125,10 @@ def _let_rank_0_speak() -> None:
 
 
 def _help() -> str:
-    return "\n\n".join(
-        [
-            "usage: pacmr COMMAND ...",
-            "Learning from noisy preferences. Two commands to start with:",
-            EXAMPLE,
-            "\n".join(f"  {name:<12}{told}" for name, told in {**RUNS, **TOOLS}.items()),
-            "pacmr COMMAND --help shows the options of a command.",
-        ]
+    commands = "\n".join(f"  {name:<12}{told}" for name, told in {**RUNS, **TOOLS}.items())
+    return (
+        "usage: pacmr COMMAND ...\n\nLearning from noisy preferences. Two commands to start with:\n\n"
+        f"{EXAMPLE}\n\n{commands}\n\npacmr COMMAND --help shows the options of a command."
     )
 
 

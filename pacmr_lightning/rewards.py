@@ -107,11 +107,9 @@ class Weights:
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:
         """Join consecutive micro-batches."""
-        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
-        return Weights(
-            torch.cat([p.g for p in parts]),
-            *(None if column[0] is None else torch.cat(column) for column in columns),
-        )
+        a, b = ([getattr(p, name) for p in parts] for name in ("a", "b"))
+        joined = (None if column[0] is None else torch.cat(column) for column in (a, b))
+        return Weights(torch.cat([p.g for p in parts]), *joined)
 
 
 @dataclass

@@ -50,7 +50,8 @@ def ask_judges(
     prices = options.prompt_price, options.completion_price
     with AnswerStore(answers) as store:
         for judge in options.judges or ():
-            line = f"Judging {len(items):,} of {len(pairs):,} pairs in both orders with {judge.name}"
+            which = f"{len(items):,} of {pairs['pair'].nunique():,} pairs"
+            line = f"Judging {which} in both orders with {judge.name}"
             if questions := judge.questions(items, store):
                 line += f": {judging.cost_before(judge, questions, prices)}"
             print(f"{line}.", file=sys.stderr)

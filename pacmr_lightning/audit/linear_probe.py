@@ -78,7 +78,7 @@ def probe_log_odds(
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
     ranks = np.array([signed_rank_agreement(row, share) for row in log_odds])
-    return log_odds[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
+    return log_odds[int(np.argmax(ranks >= ranks.max() - agreement_error(share)))]
 
 
 def signed_rank_agreement(log_odds: np.ndarray, share: np.ndarray | float = 1.0) -> float:
@@ -89,14 +89,16 @@ def signed_rank_agreement(log_odds: np.ndarray, share: np.ndarray | float = 1.0)
     errors better.
     """
     lean = np.sign(np.broadcast_to(share, log_odds.shape) - 0.5)
+    if not lean.any():
+        return 0.5
     log_odds = (lean * log_odds)[lean != 0]
     sides = np.repeat([1, 0], len(log_odds))
     return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))
 
 
-def agreement_error(pairs: int) -> float:
-    """Return the standard error of ``signed_rank_agreement`` by chance."""
-    return 1 / math.sqrt(3 * pairs)
+def agreement_error(share: np.ndarray) -> float:
+    """Return the standard error of ``signed_rank_agreement`` by chance, for (N,) shares of the votes."""
+    return 1 / math.sqrt(3 * max(1, int(np.count_nonzero(share != 0.5))))
 
 
 def feature_scale(differences: np.ndarray) -> np.ndarray:

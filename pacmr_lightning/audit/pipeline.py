@@ -198,7 +198,8 @@ def conclude(
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
     sides = [[getattr(text, side) for text in texts.values()] for side in ("chosen", "rejected")]
-    told = ~findings.pairs["tie"].to_numpy()
+    ties = findings.pairs["tie"].to_numpy()
+    told = ties if ties.all() else ~ties
     followed = shortcuts(findings.pairs["prompt"].to_numpy()[told], *(list(compress(s, told)) for s in sides))
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
@@ -211,7 +212,7 @@ def conclude(
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     if (folder / AUDITED_PAIRS).exists():  # what an earlier audit has left
         for name in ("judges.csv", "cleaned.jsonl", "cleaned.parquet"):
-            if folder / name not in (local_path(file) for file in scored.source.files):
+            if (folder / name).resolve() not in [local_path(file).resolve() for file in scored.source.files]:
                 (folder / name).unlink(missing_ok=True)
     if options.judges:
         tables["judges"] = reliability_of_judges([judge.name for judge in options.judges], pairs, fit)

@@ -88,7 +88,7 @@ def score_fit(
     scorer: Scorer | None = options.score
     choose = scorer is None and bool(weight_parts(str(run)))
     visits = read_weights(str(run)) if choose else None
-    used = [path for path in (getattr(module.weighting, "audit", None), data.curriculum) if path]
+    used = [p for p in (getattr(module.weighting, "audit", None), vars(data).get("curriculum")) if p]
     if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(path).resolve() for path in used]:
         raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
     notes = _check_pairs(options, data.source, data.train_pairs)
@@ -246,7 +246,7 @@ def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame, votes: np.ndarra
     unseen = first.fillna(pairs.set_index("id")["u"]).to_numpy()
     share, scores = votes[:, 0] / votes.sum(1), (pairs["probe_u"].to_numpy(), unseen)
     probe, policy = (linear_probe.signed_rank_agreement(score, share) for score in scores)
-    scorer: Scorer = "probe" if probe > policy + linear_probe.agreement_error(len(pairs)) else "policy"
+    scorer: Scorer = "probe" if probe > policy + linear_probe.agreement_error(share) else "policy"
     return scorer, (
         f"Scorer: {NAMES[scorer]}. Agreement with unseen labels: linear probe {probe:.0%}, policy before its "
         f"first update on each pair {policy:.0%} (signed ranks; 50% by chance)."

@@ -1,4 +1,4 @@
-"""Short forms of options: ``pacmr fit --model M --data rows.jsonl --method pacmr --output runs/mine``."""
+"""Short forms of options: ``pacmr fit --model M --data rows.jsonl --method dpo --output runs/mine``."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ..files import is_file_of_rows, local_path
 from ..runs.shipped_configs import names, resolved
 
 EXAMPLE = """\
-  pacmr fit --model path/to/model --data pairs.jsonl --method pacmr --output runs/mine
+  pacmr fit --model path/to/model --data pairs.jsonl --method dpo --output runs/mine
   pacmr audit path/to/model --data pairs.jsonl"""
 BASE = "preference"
 METHODS = "methods/"

@@ -83,10 +83,11 @@ def export(
             "checkpoint with --checkpoint."
         )
     summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
-    if summary is not None and summary["steps"] != step:
-        summary = None  # of another state
-    if summary is not None:  # where KLGuard went back, the policy is an earlier one
+    if summary is not None and summary["steps"] == step:
+        # Where KLGuard went back, the policy is an earlier one.
         step = int(summary["metrics"].get("val/guard/restored_step", step))
+    elif summary is not None:  # numbers of another state
+        summary = {"metrics": {}, "counts": summary.get("counts")}
     print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
     with replacing(path) as folder:
         folder.mkdir()

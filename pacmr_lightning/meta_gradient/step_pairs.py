@@ -141,8 +141,7 @@ class StepPairs:
         return rewards.detach(), losses.detach(), each
 
 
-RecomputedStepPairs = StepPairs
-"""By its default, which keeps nothing."""
+RecomputedStepPairs = StepPairs  # by its default, which keeps nothing
 
 
 def _affordable(policy: PolicyModel, pairs: int) -> bool:

@@ -86,11 +86,13 @@ class TrainedOnly(LightningModule):
         """Return the names of trained parameters."""
         return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """Load as in torch, but do not report the frozen base as missing."""
-        keys = super().load_state_dict(*arguments, **options)
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load as in torch, but do not miss the frozen base, or a tied weight under its other name."""
+        keys = super().load_state_dict(state_dict, False, assign)
         trained = set(self.trained_names())
         keys.missing_keys[:] = [name for name in keys.missing_keys if name in trained]
+        if strict and any(keys):
+            super().load_state_dict(state_dict, strict, assign)  # raises torch's error
         return keys
 
 

@@ -22,9 +22,8 @@ FLAGS = {
 }
 """Flags that Lightning uses in automatic optimization alone."""
 CALLBACKS = {
-    BatchSizeFinder: "would change an update's pairs; model.micro_batch_size auto tries how many fit at once",
-    GradientAccumulationScheduler: "would change an update's rows, for which the schedule is planned; set "
-    "data.global_batch_size, or of SFT accumulate_grad_batches",
+    BatchSizeFinder: "would change an update's rows; pairs have model.micro_batch_size auto",
+    GradientAccumulationScheduler: "would change an update's rows; pairs have data.global_batch_size",
     BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA trains on a frozen base",
     ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
     StochasticWeightAveraging: "copies the module before its model is loaded, so it would average nothing",

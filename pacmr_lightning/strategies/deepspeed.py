@@ -1,4 +1,4 @@
-"""DeepSpeed strategy for a LoRA policy, and the strategies that are refused.
+"""DeepSpeed strategy for a LoRA policy and for SFT, and the strategies that are refused.
 
 With Lightning 2.6 and DeepSpeed 0.19 the engine may shard the optimizer's state (ZeRO-1), gradients (2) and
 parameters (3). Its AdamW steps flat fp32 copies of this rank's parts of the parameters; DeepSpeed maps these
@@ -121,21 +121,23 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         super().teardown()
 
     def lightning_module_state_dict(self) -> dict[str, Tensor]:
-        """Return the whole trained parameters on the CPU; only rank 0's result is used."""
+        """Return the whole trained parameters on the CPU; on other ranks than 0 without values."""
+        place = "cpu" if self.is_global_zero else "meta"
         with whole(self._trained().values()):
-            return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
+            return {name: p.detach().to(place, copy=True) for name, p in self._trained().items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return AdamW's single-process ``state_dict`` on the CPU; a collective call."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         trained, base = list(self._trained().values()), optimizer.optimizer
+        place = "cpu" if self.is_global_zero else "meta"  # other ranks' result is not saved
         groups = [{**group, "params": list(range(len(trained)))} for group in base.param_groups]
         steps = [base.state[flat]["step"] for flat in _flat_parameters(optimizer) if base.state[flat]]
         state = {
             i: {
                 "step": steps[0].detach().cpu().clone(),
-                **{key: safe_get_full_optimizer_state(p, key).cpu() for key in MOMENTS},
+                **{key: safe_get_full_optimizer_state(p, key).to(place) for key in MOMENTS},
             }
             for i, p in enumerate(trained if steps else [])
         }

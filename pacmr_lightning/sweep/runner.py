@@ -59,7 +59,7 @@ def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
 def _gpus() -> list[str]:
     import torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").removeprefix("-1")
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 

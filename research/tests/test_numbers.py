@@ -629,7 +629,8 @@ def test_policies_on_votes():
     assert len(found) == len(larger)
     for name, shown in found.items():
         [run] = runs_of(larger, name)
-        gap = f"{run.accuracy - np.interp(np.log(run.kl), np.log(dpo['kl']), dpo['accuracy']):+.3f}"
+        at_kl = np.interp(np.log(run.kl), np.log(dpo["kl"]), dpo["accuracy"])
+        gap = f"{round(run.accuracy - at_kl, 3) + 0:+.3f}"
         assert shown[:3] == [f"{run.accuracy:.3f}", f"{run.kl:.2f}", gap * (run.method != "dpo")]
     other = table(
         notebook("labels-that-people-made"),
