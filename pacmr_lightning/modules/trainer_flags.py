@@ -22,7 +22,7 @@ FLAGS = {
 }
 """Flags that Lightning uses in automatic optimization alone."""
 CALLBACKS = {
-    BatchSizeFinder: "would change an update's rows; pairs have model.micro_batch_size auto",
+    BatchSizeFinder: "would change an update's rows; for pairs model.micro_batch_size auto tries what fits",
     GradientAccumulationScheduler: "would change an update's rows; pairs have data.global_batch_size",
     BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA trains on a frozen base",
     ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
