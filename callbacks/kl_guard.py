@@ -31,8 +31,7 @@ class KLGuard(Recurring):
     at most 2% of the time of a run of 1,400 pairs or more; of 200 pairs 13%.
 
     Args:
-        pairs: number of held-out pairs, at even distances; None for 32, or as many as take at most 2% of the
-            time (10,700 training pairs allow 32), but at least 4.
+        pairs: held-out pairs, at even distances; None for 32, or as many as 2% of the time allow, at least 4.
         every: updates between two checks, or a share of the run; see ``Recurring``.
         warn: nats per token above which a line says so, once.
         stop: nats per token above which it goes back; None for never.

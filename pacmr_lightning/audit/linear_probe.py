@@ -89,9 +89,7 @@ def signed_rank_agreement(log_odds: np.ndarray, share: np.ndarray | float = 1.0)
     errors better.
     """
     lean = np.sign(np.broadcast_to(share, log_odds.shape) - 0.5)
-    if not lean.any():
-        return 0.5
-    log_odds = (lean * log_odds)[lean != 0]
+    log_odds = (lean * log_odds)[lean != 0] if lean.any() else np.zeros(1)
     sides = np.repeat([1, 0], len(log_odds))
     return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))
 

@@ -199,7 +199,7 @@ def conclude(
     texts = _texts(scored, findings.pairs)
     sides = [[getattr(text, side) for text in texts.values()] for side in ("chosen", "rejected")]
     ties = findings.pairs["tie"].to_numpy()
-    told = ties if ties.all() else ~ties
+    told = ~ties | ties.all()
     followed = shortcuts(findings.pairs["prompt"].to_numpy()[told], *(list(compress(s, told)) for s in sides))
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]

@@ -84,8 +84,7 @@ def export(
         )
     summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
     if summary is not None and summary["steps"] == step:
-        # Where KLGuard went back, the policy is an earlier one.
-        step = int(summary["metrics"].get("val/guard/restored_step", step))
+        step = int(summary["metrics"].get("val/guard/restored_step", step))  # where KLGuard went back
     elif summary is not None:  # numbers of another state
         summary = {"metrics": {}, "counts": summary.get("counts")}
     print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")

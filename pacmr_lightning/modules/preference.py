@@ -189,7 +189,8 @@ class PreferenceModule(TrainedOnly):
             )
             self.micro_batch_size = divisors[-1]
         self._check_longest(data)
-        self.learning_rate = learning_rate_by_size(self.learning_rate, parameter_count(self.policy.name))
+        size = parameter_count(self.policy.name), planned_updates(self.trainer)
+        self.learning_rate = learning_rate_by_size(self.learning_rate, *size)
         self.save_hyperparameters({"learning_rate": self.learning_rate})
         self.options = self._fit_options() | data.fit_options()
         log_short_run(self.trainer)

@@ -18,14 +18,15 @@ LEARNING_RATES = (
     (3e9, 2e-5, "interpolated, not measured"),
     (math.inf, 5e-6, "that of Qu et al. for 7 billion"),
 )
-"""Upper bound on parameters, peak learning rate of LoRA, and source.
+"""Upper bound on parameters, peak learning rate of LoRA, and source (research/notebook/).
 
-research/notebook/ has the runs; between 135 million and 7 billion parameters the
-logarithm of the rate is linear in that of the number.
+From 135 million to 7 billion parameters the logarithm of the rate is linear in that of the number.
 """
 
 FAR_ABOVE = 3.0
 """Times the rate by size from which a line warns. At eight times PACMR-DPO degenerated on HH."""
+FAR = 1e-3
+"""Rate times sqrt(updates) from which one warns beyond 0.3 billion parameters: on HH 3.1e-3 was too far."""
 
 
 def datamodule(trainer: Trainer) -> Any:
@@ -38,24 +39,29 @@ def suited_learning_rate(parameters: int) -> tuple[float, str]:
     return next((rate, why) for most, rate, why in LEARNING_RATES if parameters <= most)
 
 
-def learning_rate_by_size(asked: float | None, parameters: int) -> float:
+def learning_rate_by_size(asked: float | None, parameters: int, updates: int) -> float:
     """Return the peak learning rate: the one asked for, or that of the model's size.
 
-    A line tells the latter, or that the former is far above it.
+    Lines tell the latter, or that the former is far above it, and that a run goes far.
     """
     suited, why = suited_learning_rate(parameters)
+    rate = suited if asked is None else asked
+    if parameters > LEARNING_RATES[1][0] and (far := rate * math.sqrt(updates)) > FAR:
+        rank_zero_info(
+            f"learning_rate {rate:g} times the root of {updates:,} updates is {far:.2g}; above {FAR:g} "
+            "policies may go far from the reference. Watch val/guard/kl, or lower --model.learning_rate."
+        )
     if asked is None:
         rank_zero_info(
             f"learning_rate {suited:g} is chosen for {parameters:,} parameters ({why}); "
             "another: --model.learning_rate."
         )
-        return suited
-    if asked >= FAR_ABOVE * suited:
+    elif asked >= FAR_ABOVE * suited:
         rank_zero_info(
             f"learning_rate {asked:g} is {asked / suited:.2g} times the {suited:g} for {parameters:,} "
             f"parameters ({why}). Policies may degenerate there; leave it out for that rate."
         )
-    return asked
+    return rate
 
 
 def warmup_cosine(

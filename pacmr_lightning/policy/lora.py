@@ -32,8 +32,6 @@ OVERRULED = {
     ),
 }
 """Ineffective keys of ``peft.LoraConfig``, with the remedy."""
-_FROM_DATA = ("corda", "eva", "lora_ga")
-"""Initializations that need data or gradients."""
 
 
 def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
@@ -56,7 +54,7 @@ def add_lora(
     If ``custom``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
     """
     initial = options.get("init_lora_weights", True)
-    if initial in _FROM_DATA:
+    if initial in ("corda", "eva", "lora_ga"):
         raise UserError(
             f"{option} has init_lora_weights {initial}, which is computed from data that is not given here; "
             "leave it out."

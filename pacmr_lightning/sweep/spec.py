@@ -105,7 +105,7 @@ class Sweep:
     threads: int = 1
     """CPU threads per cell."""
     devices: int = 0
-    """GPUs per cell; with 0 cells see none."""
+    """GPUs per cell; with 0 cells see none, but a job of SLURM's what it asked for."""
 
     def preparations(self) -> list[Preparation]:
         """Return ``prepare`` with the seeds filled in."""

@@ -69,7 +69,6 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     os.environ.pop("SLURM_NTASKS", None)
     for arguments in commands:
         if devices is None:
-            # A job of SLURM's sees what it asked for.
             os.environ |= {} if "SLURM_JOB_ID" in os.environ else {"CUDA_VISIBLE_DEVICES": ""}
             sys.argv = ["pacmr", *arguments]
             runpy.run_module("pacmr_lightning", run_name="__main__")

@@ -19,8 +19,20 @@ from pacmr_lightning.policy.base_model import parameter_count
 )
 def test_a_rate_far_above_that_of_the_size_is_told(caplog, asked, used, said):
     caplog.set_level("INFO")
-    assert learning_rate_by_size(asked, 500_000_000) == used
+    assert learning_rate_by_size(asked, 500_000_000, updates=30) == used
     assert said in caplog.text and bool(caplog.text) == bool(said)
+
+
+def test_a_long_run_of_a_large_model_is_told(caplog):
+    caplog.set_level("INFO")
+    for parameters, updates, far in (
+        (500_000_000, 277, False),
+        (500_000_000, 300, True),
+        (135_000_000, 2000, False),
+    ):
+        caplog.clear()
+        learning_rate_by_size(None, parameters, updates)
+        assert ("learning_rate 6e-05 times the root of 300 updates is 0.001; above" in caplog.text) == far
 
 
 def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
