@@ -28,6 +28,11 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT)).removeprefix("configs/")
 
 
+def test_preference_configs_leave_the_rate_to_the_size():
+    for path in PREFERENCE:
+        assert yaml.safe_load(path.read_text())["model"]["init_args"].get("learning_rate") is None
+
+
 @pytest.fixture
 def tiny(tmp_path, tiny_llama, monkeypatch) -> dict[str, str]:
     """Paths of a tiny model with its tokenizer, of pairs and of completions, in an empty folder."""
