@@ -128,9 +128,9 @@ class KLGuard(Recurring):
         adapter = pl_module.policy.adapter()
         with whole(adapter.values()):
             kept = {name: value.detach().cpu().clone() for name, value in adapter.items()}
-        parts = {"weighting": pl_module.weighting, "objective": pl_module.objective}
-        states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
-        self._state |= {"adapter": kept, "step": trainer.global_step, **states}
+        self._state |= {"adapter": kept, "step": trainer.global_step}
+        self._state["weighting"] = copy.deepcopy(pl_module.weighting.state_dict())
+        self._state["objective"] = copy.deepcopy(pl_module.objective.state_dict())
 
     @torch.no_grad()
     def _restore(self, pl_module: PreferenceModule) -> None:

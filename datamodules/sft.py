@@ -164,13 +164,10 @@ class SFTDataModule(LightningDataModule):
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
         done = self._rows_done if shuffle else lambda: 0
-        sampler = self._sampler(split, shuffle, self.trainer.global_rank, done)
-        if shuffle:  # with workers, a resumed epoch is read before Lightning sets it
-            sampler.set_epoch(self.trainer.current_epoch)
         return StepLoader(
             self._rows[split],
             batch_size=self.batch_size,
-            sampler=sampler,
+            sampler=self._sampler(split, shuffle, self.trainer.global_rank, done),
             collate_fn=self._collate,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
@@ -178,7 +175,7 @@ class SFTDataModule(LightningDataModule):
 
     def _sampler(self, split: str, shuffle: bool, rank: int, done: Callable[[], int]) -> RemainingRows:
         assert self.trainer is not None
-        return RemainingRows(
+        sampler = RemainingRows(
             self._rows[split],
             done,
             num_replicas=self.trainer.world_size,
@@ -188,6 +185,8 @@ class SFTDataModule(LightningDataModule):
             # False repeats a few rows, which matters in validation only.
             drop_last=not shuffle,
         )
+        sampler.set_epoch(self.trainer.current_epoch)  # with workers, it is read before Lightning does so
+        return sampler
 
     def check_model(self, name: str, model: PreTrainedModel) -> None:
         """Raise a UserError if a model has too few positions or embeddings for the rows."""
@@ -202,9 +201,7 @@ class SFTDataModule(LightningDataModule):
         if self._epoch_tokens[0] != epoch:
             totals, [tokens] = [], part_lengths(self._rows["train"], "completion_ids")
             for rank in range(self.trainer.world_size):
-                sampler = self._sampler("train", True, rank, lambda: 0)
-                sampler.set_epoch(epoch)
-                own = tokens[list(sampler)]
+                own = tokens[list(self._sampler("train", True, rank, lambda: 0))]
                 totals.append(np.add.reduceat(own, np.arange(0, len(own), self.batch_size)))
             self._epoch_tokens = (epoch, np.sum(totals, axis=0))
         first = batch - batch % every

@@ -181,12 +181,12 @@ def conclude(
         if options.judges:
             p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
             # Rows with votes on one pair have the verdict on its first row, seen from their own label.
-            _, first, pair = np.unique(pairs["pair"], return_index=True, return_inverse=True)
-            places = first[pairs_to_judge(p[first], options.judged_pairs)]
+            _, rows, pair = np.unique(pairs["pair"], return_index=True, return_inverse=True)
+            places, first = rows[pairs_to_judge(p[rows], options.judged_pairs)], rows[pair]
             cast, asking = ask_judges(pairs, places, scored.rows, options, answers or folder / ANSWERS)
             side = pairs["side"].to_numpy()
-            cast = cast[first[pair]] * (side * side[first[pair]])[:, None]
-            asked = np.flatnonzero(np.isin(first[pair], places))
+            cast = cast[first] * (side * side[first])[:, None]
+            asked = np.isin(first, places)
             for j, column in enumerate(cast.T, 1):  # NA for pairs that no judge was asked about
                 pairs[f"{VOTE}{j}"] = pd.Series(column[asked], pairs.index[asked], dtype="Int64")
             votes, scorer = replace(votes, verdicts=cast.astype(float)), "judge"

@@ -168,7 +168,8 @@ class PreferenceModule(TrainedOnly):
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)
-        self.weighting.check_plan(planned_updates(self.trainer), len(data.train_dataloader()))
+        updates = planned_updates(self.trainer)
+        self.weighting.check_plan(updates, len(data.train_dataloader()))
         for sentence in unused_columns(self.weighting, data.train_pairs):
             rank_zero_info(sentence)
         if self.objective.label_noise == "auto":
@@ -189,8 +190,8 @@ class PreferenceModule(TrainedOnly):
             )
             self.micro_batch_size = divisors[-1]
         self._check_longest(data)
-        size = parameter_count(self.policy.name), planned_updates(self.trainer)
-        self.learning_rate = learning_rate_by_size(self.learning_rate, *size)
+        size = parameter_count(self.policy.name)
+        self.learning_rate = learning_rate_by_size(self.learning_rate, size, updates)
         self.save_hyperparameters({"learning_rate": self.learning_rate})
         self.options = self._fit_options() | data.fit_options()
         log_short_run(self.trainer)

@@ -200,28 +200,29 @@ class WeightCasts:
         others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
         nodes: list[Sequence[Any]] = [x.shared.layers if x.shared else [x] for x in layers if x not in others]
         self.nodes = [node for node in nodes if all(x.scaling[ADAPTER] == self.scaling for x in node)]
-        self.a = [[layer.lora_A[ADAPTER].weight for layer in node] for node in self.nodes]
-        self.b = [[layer.lora_B[ADAPTER].weight] for node in self.nodes for layer in node]
+        stacks: list[list[Tensor]] = []  # each node's A, of one width, and its layers' B
+        for node in self.nodes:
+            stacks += [[x.lora_A[ADAPTER].weight for x in node], *([x.lora_B[ADAPTER].weight] for x in node)]
+        self.weights = [weight for stack in stacks for weight in stack]
+        self.shapes = [(sum(map(len, stack)), stack[0].shape[1]) for stack in stacks]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Give nodes ``copies`` for one pass, since DeepSpeed writes weights without a trace."""
         with torch.no_grad():
-            both = [(self._cast(self.a, s), self._cast(self.b, s)) for s in (1.0, self.scaling)]
+            flat = torch.cat([weight.view(-1) for weight in self.weights])
+            plain, scaled = self._views(flat), self._views(flat * self.scaling)
         try:
             for node in self.nodes:
-                node[0].copies = [[next(a), *islice(b, len(node))] for a, b in both]
+                node[0].copies = [list(islice(each, 1 + len(node))) for each in (plain, scaled)]
             yield
         finally:
             for node in self.nodes:
                 node[0].copies = None
 
-    def _cast(self, stacks: list[list[Tensor]], factor: float) -> Iterator[Tensor]:
-        """Return stacks of weights of one width, times ``factor``."""
-        flat = torch.cat([weight.view(-1) for stack in stacks for weight in stack])
-        shapes = [(sum(map(len, stack)), stack[0].shape[1]) for stack in stacks]
-        parts = _times(flat, factor).to(self.dtype).split([m * n for m, n in shapes])
-        views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def _views(self, values: Tensor) -> Iterator[Tensor]:
+        parts = values.to(self.dtype).split([m * n for m, n in self.shapes])
+        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         for part in views if self.compiled else ():
             torch._dynamo.mark_static(part)
         return iter(views)

@@ -100,7 +100,7 @@ def prepare(cell: Cell, job: str | None = None) -> list[list[str]]:
     _write(cell, record | ({"job": job} if job else {}))
     if trained:
         return [cell.prediction]
-    fit = cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
+    fit = resuming(cell.arguments) if goes_on else cell.arguments
     first = [] if goes_on else resuming(cell.first)
     return [words for words in (first, fit, cell.predict and cell.prediction) if words]
 

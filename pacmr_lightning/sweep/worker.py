@@ -69,7 +69,8 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     os.environ.pop("SLURM_NTASKS", None)
     for arguments in commands:
         if devices is None:
-            os.environ |= {} if "SLURM_JOB_ID" in os.environ else {"CUDA_VISIBLE_DEVICES": ""}
+            if "SLURM_JOB_ID" not in os.environ:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""
             sys.argv = ["pacmr", *arguments]
             runpy.run_module("pacmr_lightning", run_name="__main__")
         else:
