@@ -7,25 +7,24 @@ gate, up; ``share_inputs``), and no parameter is written.
 
 PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
 memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
-instead, as under autocast. Three things differ from autocast: B's product is added into the base's output
-before that is rounded, the weights' gradients are not rounded, and a shift of the weights is a product of its
-own, since most of it would vanish in the rounded sum of both.
+instead, as under autocast; unlike there, B's product is added into the base's output before that is rounded,
+and the weights' gradients are not rounded.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from operator import add
 from typing import Any, Literal
 
 import torch
 from peft.tuners import lora
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
@@ -66,28 +65,23 @@ class PolicyLora(nn.Module):
     """(dA, dB), which are added to A and B."""
     per_pair: PerPair | None = None
     """If set, backward hands single pairs' gradients of A and B to it, and none to autograd."""
-    in_place = True
-    """False where the base's output is kept for backward, and may not be written."""
     compute_dtype: torch.dtype | None = None
     """The dtype of the products where the input has it; else they are in that of the weights."""
+    in_place = True
+    """False where the base's output is kept for backward, and may not be written."""
+    others: Sequence[PolicyLora] = ()
+    """Layers that are given this one's input after it, and are computed with it."""
+    waiting: tuple[Tensor | None, Any] = None, None
+    """An input, and the output that another layer has computed for it."""
+    casts: Sequence[Tensor] | None = None
+    """In ``compute_dtype`` A of this layer and ``others``, (R, in), and each one's B."""
     calls: list[tuple[weakref.ref[Tensor], list[PolicyLora]]] | None = None
     """If set, a call is added: inputs in turn, each with the layers that were given it one by one."""
-    shared: SharedInput | None = None
-    """The layers that have this one's input after it."""
-    copies: Sequence[Sequence[Tensor]] | None = None
-    """In ``compute_dtype`` (R, in) A of all layers of ``shared``, and each B; the same times s."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
         # PEFT's own dispatch tells its layer so; merging transposes by it.
         self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
-        self.waiting: tuple[Tensor, Tensor] | None = None
-        """An input, and the output that another layer has computed for it."""
-
-    @property
-    def casts(self) -> bool:
-        """True if a pass needs A and B in half precision, and them alone."""
-        return self.enabled and self.shift is None and self.compute_dtype is not None
 
     def enable_adapters(self, enabled: bool) -> None:
         """Set ``enabled``; PEFT's also walks through the parameters."""
@@ -97,6 +91,17 @@ class PolicyLora(nn.Module):
     def disable_adapters(self) -> bool:
         """As PEFT's."""
         return not self.enabled
+
+    def factors(self: Any) -> tuple[Tensor, Tensor]:
+        """Return (k, in) and (out, k), whose product is (B + dB)(A + dA)."""
+        a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        if self.shift is None:
+            return a, b
+        da, db = self.shift
+        if self.compute_dtype is None:
+            return a + da, b + db
+        # In half precision most of a shift would vanish in the sums.
+        return torch.cat([a, da, a, da]), torch.cat([b, b, db, db], 1)
 
     def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Return (..., out) in the base's dtype."""
@@ -110,122 +115,64 @@ class PolicyLora(nn.Module):
             return self.base_layer(x)
         if self.per_pair is not None:
             self.per_pair.tokens.check(x)
-        if self.waiting is not None:
-            (known, y), self.waiting = self.waiting, None
-            if x is known:
-                return y
-        layers = [self] if self.shared is None else self.shared.together()
-        tensors = [
-            (layer.base_layer(x), layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
-            + (layer.shift or (None, None))
-            for layer in layers
-        ]
-        dtype = tensors[0][1].dtype if self.compute_dtype != x.dtype else self.compute_dtype
-        per_pair = [layer.per_pair for layer in layers]
-        copies = self.copies if dtype == self.compute_dtype and self.shift is None else None
-        if copies is not None and len(copies[0]) != 1 + len(layers):  # of other layers than are computed now
-            copies = None
-        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, copies
-        first, *others = _LoraProducts.apply(x, *more, *chain.from_iterable(tensors))
-        for layer, y in zip(layers[1:], others, strict=True):
-            layer.waiting = x, y
-        return first
+        (known, y), self.waiting = self.waiting, (None, None)
+        if x is known:
+            return y
+        layers = [self, *self.others]
+        tensors = chain.from_iterable((each.base_layer(x), *each.factors()) for each in layers)
+        dtype = self.lora_A[ADAPTER].weight.dtype if self.compute_dtype != x.dtype else x.dtype
+        per_pair = [each.per_pair for each in layers]
+        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, self.casts
+        outputs = _LoraProducts.apply(x, *more, *tensors)
+        for each, y in zip(layers[1:], outputs[1:], strict=True):
+            each.waiting = x, y
+        return outputs[0]
 
 
-class SharedInput:
-    """Layers of one module that are given the same tensor, such as q, k and v: the first computes for all.
-
-    It does so during a call of the module, within which neither weights nor fields change.
-    """
-
-    def __init__(self, module: nn.Module, layers: Sequence[PolicyLora]) -> None:
-        self.layers, self.forward, self.during_call = layers, module.forward, False
-        layers[0].shared = self
-        module.forward = self.call  # with a hook each module would be compiled anew
-
-    def call(self, *args: Any, **options: Any) -> Any:
-        """Call the module."""
-        self.during_call = True
-        try:
-            return self.forward(*args, **options)
-        finally:
-            self.during_call = False
-            for layer in self.layers:
-                layer.waiting = None
-
-    def together(self) -> list[PolicyLora]:
-        """Return the layers to compute now: the first, and others with its scaling and fields."""
-
-        def way(layer: Any) -> tuple[Any, ...]:
-            return layer.scaling[ADAPTER], layer.shift is None, layer.per_pair and layer.per_pair.tokens
-
-        first, *others = self.layers
-        return [first, *(x for x in others if self.during_call and way(x) == way(first))]
-
-
-def share_inputs(model: nn.Module, groups: Iterable[tuple[str, ...]]) -> None:
-    """Compute layers of a module together that a pass called one after the other with one input.
+def share_inputs(layers: Mapping[str, PolicyLora]) -> None:
+    """Compute layers of a module together that it called one after the other with one input.
 
     ZeRO-3 gathers a layer's weights for its own call, so there each is computed alone.
 
     Args:
-        model: has the layers.
-        groups: names of such layers, in the order of the calls.
+        layers: in the order of the calls, by name.
     """
-    for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
-        layers: list[Any] = [model.get_submodule(name) for name in names]
-        modules = {name.rpartition(".")[0] for name in names}
-        if (
-            len(layers) > 1 == len(modules)
-            and all(isinstance(layer, PolicyLora) for layer in layers)
-            and layers[0].shared is None
-            and not is_sharded(layers[0].lora_A[ADAPTER].weight)
-        ):
-            SharedInput(model.get_submodule(*modules), layers)
+    first, *others = layers.values()
+    modules = {name.rpartition(".")[0] for name in layers}
+    if others and not first.others and len(modules) == 1 and not is_sharded(next(first.parameters())):
+        first.others = [layer for layer in others if layer.scaling == first.scaling]
 
 
-class WeightCasts:
-    """A and B of all layers in half precision, cast at once; each layer would start kernels of its own.
+@contextmanager
+def weights_cast(layers: Sequence[Any], compiled: bool) -> Iterator[None]:
+    """Give the layers ``casts`` inside, made at once: each layer would start kernels of its own.
+
+    They are for one pass, since DeepSpeed writes weights without a trace.
 
     Args:
-        layers: of the policy; nodes with another scaling than the first one's cast their own.
-        compiled: tell torch.compile that the copies have fixed sizes, as weights have. Else a number of
+        layers: all ``PolicyLora`` of the policy.
+        compiled: tell torch.compile that the casts have fixed sizes, as weights have. Else a number of
             tokens that equals one would be taken for it.
     """
-
-    def __init__(self, layers: Sequence[PolicyLora], compiled: bool) -> None:
-        self.compiled = compiled
-        lead: Any = layers[0]
-        self.scaling, self.dtype = lead.scaling[ADAPTER], lead.compute_dtype
-        others = {other for layer in layers if layer.shared for other in layer.shared.layers[1:]}
-        nodes: list[Sequence[Any]] = [x.shared.layers if x.shared else [x] for x in layers if x not in others]
-        self.nodes = [node for node in nodes if all(x.scaling[ADAPTER] == self.scaling for x in node)]
-        stacks: list[list[Tensor]] = []  # each node's A, of one width, and its layers' B
-        for node in self.nodes:
-            stacks += [[x.lora_A[ADAPTER].weight for x in node], *([x.lora_B[ADAPTER].weight] for x in node)]
-        self.weights = [weight for stack in stacks for weight in stack]
-        self.shapes = [(sum(map(len, stack)), stack[0].shape[1]) for stack in stacks]
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Give nodes ``copies`` for one pass, since DeepSpeed writes weights without a trace."""
-        with torch.no_grad():
-            flat = torch.cat([weight.view(-1) for weight in self.weights])
-            plain, scaled = self._views(flat), self._views(flat * self.scaling)
-        try:
-            for node in self.nodes:
-                node[0].copies = [list(islice(each, 1 + len(node))) for each in (plain, scaled)]
-            yield
-        finally:
-            for node in self.nodes:
-                node[0].copies = None
-
-    def _views(self, values: Tensor) -> Iterator[Tensor]:
-        parts = values.to(self.dtype).split([m * n for m, n in self.shapes])
-        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        for part in views if self.compiled else ():
-            torch._dynamo.mark_static(part)
-        return iter(views)
+    computed = {other for layer in layers for other in layer.others}
+    nodes = [[layer, *layer.others] for layer in layers if layer not in computed]
+    down = [[layer.lora_A[ADAPTER].weight for layer in node] for node in nodes]
+    up = [[layer.lora_B[ADAPTER].weight] for node in nodes for layer in node]
+    with torch.no_grad():
+        flat = torch.cat([weight.view(-1) for stack in (*down, *up) for weight in stack])
+    sizes = [sum(weight.numel() for weight in stack) for stack in (*down, *up)]
+    parts = flat.to(layers[0].compute_dtype).split(sizes)
+    casts = [part.view(-1, stack[0].shape[1]) for part, stack in zip(parts, (*down, *up), strict=True)]
+    for cast in casts if compiled else ():
+        torch._dynamo.mark_static(cast)
+    of_b = iter(casts[len(nodes) :])
+    try:
+        for node, of_a in zip(nodes, casts, strict=False):
+            node[0].casts = [of_a, *islice(of_b, len(node))]
+        yield
+    finally:
+        for node in nodes:
+            node[0].casts = None
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -303,79 +250,53 @@ class PerPair:
 
     Args:
         tokens: the rows' pairs.
+        rank: r of the layer.
         direction: (dA, dB); if given, only each gradient's product with it is kept.
     """
 
     tokens: TokensOfPairs
+    rank: int
     direction: Sequence[Tensor] | None = None
     found: Sequence[Tensor] = ()
     """(N, r, in) and (N, out, r), or (N,) twice; empty before the first use."""
 
-    def add(self, *gradients: Tensor) -> None:
-        """Add the gradients of one use."""
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add one use's (N, k, in) and (N, out, k) gradients of the layer's ``factors``."""
+        if a.shape[1] > self.rank:  # shifted: [A dA A dA] and [B B dB dB]
+            (a, _, again, _), (b, twice, _, _) = a.split(self.rank, 1), b.split(self.rank, 2)
+            a, b = a + again, b + twice
+        gradients: Sequence[Tensor] = a, b
         if self.direction is not None:
             both = zip(gradients, self.direction, strict=True)
-            gradients = tuple(g.flatten(1) @ d.flatten() for g, d in both)
-        self.found = [a + b for a, b in zip(self.found, gradients, strict=True)] if self.found else gradients
+            gradients = [g.flatten(1) @ d.flatten() for g, d in both]
+        if self.found:
+            gradients = [one + use for one, use in zip(self.found, gradients, strict=True)]
+        self.found = gradients
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product (batched for 3 dimensions) in the operands' dtype; of bf16 ones in fp32, unrounded."""
     if a.dtype != BF16:
         return a @ b
-    # torch does not differentiate it.
-    if a.is_cuda and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
+    if a.is_cuda:
         return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 
 
-def _factors(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    da: Sequence[Any],
-    db: Sequence[Any],
-    scaling: float,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """(k, in) down, of all layers, and each one's (out, k_i) up; products of both are s (B + dB)(A + dA).
-
-    In ``dtype``; k is the sum R of all ranks and k_i one's rank, or both are twice that.
-    """
-    if da[0] is not None:
-        if dtype == a[0].dtype:
-            a, b = [*map(add, a, da)], [*map(add, b, db)]
-        else:
-            a, b = [*a, *da], [torch.cat(both, 1) for both in zip(b, db, strict=True)]
-    return [(_cat(a) * scaling).to(dtype), *(each.to(dtype) for each in b)]
+def _scaled(a: Tensor, b: Tensor, factor: float) -> Tensor:
+    """A product times a number, as one operation."""
+    return torch.addmm(b[:1], a, b, beta=0, alpha=factor)  # beta 0 leaves b[:1] out
 
 
-def _cat(tensors: Iterable[Tensor], dim: int = 0) -> Tensor:
+def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenate; one tensor is not copied."""
-    first, *others = tensors
-    return torch.cat([first, *others], dim) if others else first
-
-
-def _to_rank(rows: Tensor, factor: Tensor, rank: int) -> Tensor:
-    """(T, r) rows F, for an F (n, r), or for [F dF] rows (F + dF), whose sum alone is rounded."""
-    if factor.shape[1] == rank:
-        return rows @ factor
-    both = product(rows, factor)
-    return (both[:, :rank] + both[:, rank:]).to(rows.dtype)
-
-
-def _for(factor: Tensor, h: Tensor) -> Tensor:
-    """(T, k) h, twice beside itself for a factor with a shift, (k, n)."""
-    return h if len(factor) == h.shape[1] else torch.cat([h, h], 1)
-
-
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    return tensor if factor == 1 else tensor * factor
+    return torch.cat(tensors, dim) if len(tensors) > 1 else tensors[0]
 
 
 class _LoraProducts(torch.autograd.Function):
     """One node for n layers of one input: calls of operations are most of a small model's time.
 
-    ``tensors`` are each layer's base output, A, B, dA and dB.
+    ``tensors`` are each layer's base output and ``factors``.
     """
 
     @staticmethod
@@ -386,63 +307,42 @@ class _LoraProducts(torch.autograd.Function):
         dtype: torch.dtype,
         in_place: bool,
         per_pair: Sequence[PerPair | None],
-        copies: Sequence[Sequence[Tensor]] | None,
-        *tensors: Any,
+        casts: Sequence[Tensor] | None,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        bases, a, b, da, db = (tensors[i::5] for i in range(5))
-        if copies is None:
-            down, *up = back = _factors(a, b, da, db, scaling, dtype)
-            ctx.left = scaling
-        else:  # forward takes s A and B, backward A and s B: each gradient of A has its s then
-            (a_cast, *up), (down, *scaled_b) = copies
-            back, ctx.left = [a_cast, *scaled_b], 1.0
-        ranks = [len(each) for each in a]
-        h = _to_rank(x.flatten(0, -2).to(dtype), down.T, sum(ranks))
-        ctx.save_for_backward(x, h, *back, *a, *b, *da, *db)
+        bases, a, b = tensors[::3], tensors[1::3], tensors[2::3]
+        down, *up = casts or (_cat(a, 0).to(dtype), *(factor.to(dtype) for factor in b))
+        h = _scaled(x.flatten(0, -2).to(dtype), down.T, scaling)
+        ctx.save_for_backward(x, h, down, *up)
+        ctx.ranks = [len(factor) for factor in a]
         ctx.scaling, ctx.dtype, ctx.per_pair = scaling, dtype, per_pair
         outputs, written = [], []
-        for base, each, part in zip(bases, up, h.split_with_sizes(ranks, 1), strict=True):
-            if base.dtype != dtype:
-                y = torch.addmm(base.flatten(0, -2).to(dtype), _for(each.T, part), each.T)
-                outputs.append(y.to(base.dtype).view(base.shape))
-                continue
-            # Out of place addmm would copy it. Autograd refuses some views.
-            if not in_place or torch.compiler.is_compiling() or base._is_view() or not base.is_contiguous():
-                base = base.clone(memory_format=torch.contiguous_format)
-            else:
-                written.append(base)
-            base.view(-1, base.shape[-1]).addmm_(_for(each.T, part), each.T)
-            outputs.append(base)
+        for base, factor, part in zip(bases, up, h.split_with_sizes(ctx.ranks, 1), strict=True):
+            y = base
+            copied = not in_place or base.dtype != dtype or torch.compiler.is_compiling()
+            if copied or base._is_view() or not base.is_contiguous():  # autograd refuses some views
+                y = base.to(dtype, copy=True, memory_format=torch.contiguous_format)
+            y.view(-1, y.shape[-1]).addmm_(part, factor.T)
+            outputs.append(y.to(base.dtype))
+            written += [y] if y is base else []
         if written:
             ctx.mark_dirty(*written)
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable  # saved factors have no graph
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        n = len(gradients)
-        x, h, down, *saved = ctx.saved_tensors
-        up, a, b, da, db = (saved[i : i + n] for i in range(0, 5 * n, n))
-        ranks = [len(each) for each in a]
+        x, h, down, *up = ctx.saved_tensors
         rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
-        left = ctx.left  # factor that A's gradient lacks
-        if torch.is_grad_enabled():  # this gradient is differentiated too
-            down, *up = _factors(a, b, da, db, ctx.scaling, ctx.dtype)
-            left = ctx.scaling
-            h = _to_rank(rows, down.T, sum(ranks))
-        ga: Sequence[Tensor | None]
-        gb: Sequence[Tensor | None]
-        gx, parts = None, h.split_with_sizes(ranks, 1)
-        gh = _cat(map(_to_rank, g, up, ranks), 1)
-        if ctx.needs_input_grad[0]:
-            gx = (_for(down, gh) @ down).to(x.dtype).view_as(x)
-        if ctx.per_pair[0] is not None:
-            outer = ctx.per_pair[0].tokens.outer
-            ga = _times(outer(gh, rows), left).split_with_sizes(ranks, 1)
-            for taken, *both in zip(ctx.per_pair, ga, map(outer, g, parts), strict=True):
-                taken.add(*both)
-            ga = gb = [None] * n
-        else:
-            ga = _times(product(gh.T, rows), left).split_with_sizes(ranks)
-            gb = [product(each.T, part) for each, part in zip(g, parts, strict=True)]
-        each = zip(gradients, ga, gb, [None] * n, [None] * n, strict=True)
-        return gx, None, None, None, None, None, *chain.from_iterable(each)
+        gh = _cat([_scaled(each, factor, ctx.scaling) for each, factor in zip(g, up, strict=True)], 1)
+        gx = (gh @ down).to(x.dtype).view_as(x) if ctx.needs_input_grad[0] else None
+        single, parts = ctx.per_pair[0] is not None, h.split_with_sizes(ctx.ranks, 1)
+        outer = ctx.per_pair[0].tokens.outer if single else lambda left, right: product(left.T, right)
+        ga = outer(gh, rows).split_with_sizes(ctx.ranks, -2)
+        gb = map(outer, g, parts)
+        if not single:
+            return gx, None, None, None, None, None, *chain(*zip(gradients, ga, gb, strict=True))
+        for taken, *both in zip(ctx.per_pair, ga, gb, strict=True):
+            taken.add(*both)
+        alone = [(gradient, None, None) for gradient in gradients]
+        return gx, None, None, None, None, None, *chain(*alone)

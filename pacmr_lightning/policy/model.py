@@ -24,7 +24,7 @@ from .attention import AskedLayout, AttentionPlan, attention_of, check_attention
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, WeightCasts
+from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, weights_cast
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
@@ -160,7 +160,6 @@ class PolicyModel(nn.Module):
         """False once the model's own cache has failed."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
-        self._casts: tuple[int, WeightCasts] | None = None
         self._checked = (0, 0)
 
     def build(self, announce: bool = True) -> None:
@@ -316,8 +315,8 @@ class PolicyModel(nn.Module):
         gradients: Direction = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
         taken = {
-            names: PerPair(tokens, None if direction is None else [direction[name] for name in names])
-            for names in layers
+            names: PerPair(tokens, layer.r[ADAPTER], direction and [direction[name] for name in names])
+            for names, layer in layers.items()
         }
         try:
             for names, layer in layers.items():
@@ -435,12 +434,11 @@ class PolicyModel(nn.Module):
     def _weights_cast(self) -> AbstractContextManager[None]:
         layers = self._own_layers
         # A layer that is recomputed, after the pass, must do what it did.
-        if not layers or not layers[0].casts or self.gradient_checkpointing or self.is_sharded:
+        if self.gradient_checkpointing or self.is_sharded or not layers:
             return nullcontext()
-        groups = sum(layer.shared is not None for layer in layers)  # the self-check finds them
-        if self._casts is None or self._casts[0] != groups:
-            self._casts = groups, WeightCasts(layers, self.compiles)
-        return self._casts[1]()
+        lead = layers[0]
+        plain = lead.enabled and lead.shift is None and lead.compute_dtype is not None
+        return weights_cast(layers, self.compiles) if plain else nullcontext()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = rows.attention_inputs(self.model.config, self.model.dtype)

@@ -164,7 +164,8 @@ class _PairCheck:
                 f"such as {unused[0]}, so these adapters have no effect; set target_modules to some of "
                 f"[{', '.join(others)}]."
             )
-        share_inputs(model, groups)
+        for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
+            share_inputs({name: model.get_submodule(name) for name in names})
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:

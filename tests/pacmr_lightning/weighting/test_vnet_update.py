@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from peft.tuners import lora
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pacmr_lightning.batch import LogProbs
@@ -20,6 +21,7 @@ from pacmr_lightning.meta_gradient import (
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.lora_layer import PolicyLora
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
 
@@ -37,7 +39,7 @@ def test_clipping():
 
 
 def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
-    """Autograd through omega_hat(Theta) = omega - alpha/N sum_i V_i(Theta) grad l_i.
+    """Autograd through omega_hat(Theta) = omega - alpha/N sum_i V_i(Theta) grad l_i, with PEFT's own layers.
 
     The policy's LoRA weights are replaced by the (differentiable) virtual ones with functional_call.
     ``outer_loss`` maps the stopped original u and a function for the augmented or clean u to a scalar.
@@ -127,7 +129,11 @@ def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy
     alpha = 0.05
     objective, outer_loss = OUTER[outer]
     weighting = moved_weighting(objective, estimator, alpha, **options)
-    with sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
+    for batch in (meta, meta.augmented or meta):
+        policy.rows(batch)  # the self-check
+    # The kernel and the layer that can be differentiated twice: torch's plain one and PEFT's.
+    with sdpa_kernel(SDPBackend.MATH), monkeypatch.context() as patch:
+        patch.setattr(PolicyLora, "forward", lora.Linear.forward)
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
