@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
@@ -61,6 +62,8 @@ class TrainingStream(TorchDataset[TrainingBatch]):
     def __post_init__(self) -> None:
         pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
         global_batch_size, meta_batch_size = self.global_batch_size, self.meta_batch_size
+        self.lengths = pairs.lengths()
+        self.meta_lengths = self.lengths if clean_meta is None else clean_meta.lengths()
         check_rank_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
@@ -97,19 +100,19 @@ class TrainingStream(TorchDataset[TrainingBatch]):
         else:
             start = step % len(self) * self.global_batch_size
             rows = list(range(start, start + self.global_batch_size))
-        return TrainingBatch(train=self.pairs.batch(self._share(rows)), meta=self._meta(step))
+        return TrainingBatch(self.pairs.batch(self._share(rows, self.lengths)), self._meta(step))
 
     def _meta(self, step: int) -> PairBatch | None:
         if self.meta_every is None or step % self.meta_every:
             return None
         number = step // self.meta_every
-        rows = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
-        indices = [self.eligible[i] for i in self._share(rows)]
-        pairs = self.clean_meta or self.pairs
-        return pairs.batch(indices, augmented=self.clean_meta is None)
+        block = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
+        rows = self._share([self.eligible[i] for i in block], self.meta_lengths)
+        return (self.clean_meta or self.pairs).batch(rows, augmented=self.clean_meta is None)
 
-    def _share(self, rows: list[int]) -> list[int]:
-        return rows[self.rank :: self.world_size]
+    def _share(self, rows: list[int], lengths: np.ndarray) -> list[int]:
+        """Return this rank's rows, longest first, so that micro-batches need little padding."""
+        return sorted(rows[self.rank :: self.world_size], key=lambda row: -lengths[row])
 
 
 def check_rank_shares(option: str, size: int, world_size: int) -> None:

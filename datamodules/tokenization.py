@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
+from pacmr_lightning.evaluation.conversation import Messages
 from pacmr_lightning.policy.chat_template import Rendered, end_tokens, render
 
 from . import rewording
@@ -147,23 +148,23 @@ def _tokenize_rows(
     special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
     texts: list[list[Rendered]] = []
     verdicts: list[tuple[str | None, bool]] = []
-    given = (rows[name] for name in ("reason", "chat", "prompt", *columns.responses))
-    for options, reason, chat, prompt, *sides in zip(_options(rows), *given, strict=True):
+    names = ("reason", "chat", "tools", "chat_template_kwargs", "prompt", *columns.responses)
+    for reason, chat, tools, kwargs, prompt, *sides in zip(*(rows[name] for name in names), strict=True):
         if reason is not None:
             texts.append([Rendered("", "", False)] * count)
             verdicts.append((reason, False))
             continue
-        plain = [response_text(side, chat) for side in sides] if chat else sides
-        messages = decode_messages(prompt) if chat else []
-        texts.append(
-            [render(tokenizer, messages, decode_messages(side)[0], options) for side in sides]
-            if chat
-            else [Rendered(prompt, text, False) for text in plain]
-        )
-        empty = None if all(text.strip() for text in plain) else EMPTY[count]
+        messages: Messages = []
+        if chat:
+            messages, options = decode_messages(prompt), template_options(tools, kwargs)
+            texts.append([render(tokenizer, messages, decode_messages(side)[0], options) for side in sides])
+            sides = [response_text(side, chat) for side in sides]
+        else:
+            texts.append([Rendered(prompt, text, False) for text in sides])
+        empty = None if all(text.strip() for text in sides) else EMPTY[count]
         # A prompt that is a text may be a conversation that was rendered before.
         odd = any(special.search(str(message.get("content") or "")) for message in messages)
-        ends = filter(None, map(special.search, plain))
+        ends = filter(None, map(special.search, sides))
         odd = odd or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
         verdicts.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]
@@ -195,10 +196,6 @@ def _tokenize_rows(
     return out
 
 
-def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    return map(template_options, rows["tools"], rows["chat_template_kwargs"])
-
-
 def _tokenize_completions(rows: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
     out = _tokenize_rows(SFT, rows, **options) | {"id": rows["id"]}
     return {name: out[name] for name in _COMPLETIONS}
@@ -209,8 +206,9 @@ def _tokenize_pairs(
 ) -> dict[str, list[Any]]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     views, by_rules = [], []
-    columns = (rows[name] for name in ("id", "prompt", "chosen", "chat", "reason", "augmented_prompt"))
-    for own, name, prompt, chosen, chat, reason, given in zip(_options(rows), *columns, strict=True):
+    names = ("id", "prompt", "chosen", "chat", "tools", "chat_template_kwargs", "reason", "augmented_prompt")
+    columns = (rows[name] for name in names)
+    for name, prompt, chosen, chat, tools, kwargs, reason, given in zip(*columns, strict=True):
         by_rules.append(not given if augmentations is None else prompt in augmentations.by_rules)
         if reason is not None:
             view = ""
@@ -220,7 +218,8 @@ def _tokenize_pairs(
             # The prompt itself counts as none, having the same tokens.
             view = augmentations.of(name, prompt)
         if chat and reason is None:
-            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], own).prompt
+            arguments = template_options(tools, kwargs)
+            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], arguments).prompt
         views.append(view)
     out = _tokenize_rows(PREFERENCES, rows, **options, views=views)
     view_ids = out.pop("view_ids")

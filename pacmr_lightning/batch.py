@@ -109,11 +109,6 @@ class PairBatch:
             annotators=None if self.annotators is None else [self.annotators[i] for i in places],
         )
 
-    def longest_first(self) -> PairBatch:
-        """Return the pairs by falling length, so that micro-batches need little padding."""
-        lengths = (self.segment_ids != Segment.PAD).sum(1)
-        return self[lengths.argsort(descending=True, stable=True)]
-
     def micro_batches(self, size: MicroBatchSize) -> Iterator[PairBatch]:
         """Yield slices in order, each as large as ``size`` allows.
 
@@ -191,8 +186,6 @@ class PairBatch:
         >>> batch.segment_ids  # 1 prompt, 2 chosen, 3 rejected, 0 padding
         tensor([[1, 1, 2, 2, 3, 3, 3],
                 [1, 2, 2, 3, 0, 0, 0]])
-        >>> [part.ids for part in batch.longest_first().micro_batches(1)]
-        [['a'], ['b']]
 
         A prompt has at least one token, from which the first response token is predicted; responses end in
         EOS. ``flipped``, ``eta`` and ``annotators`` have None where unknown, and are None if all are.

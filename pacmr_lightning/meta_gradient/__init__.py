@@ -1,10 +1,9 @@
 """The parts of Algorithm 1, which ``weighting.algorithm_1`` puts together.
 
-``outer_objectives`` compute d_meta at omega - alpha gradient, where ``PolicyModel.shifted`` runs the policy.
-``estimators`` compute c_i = d_meta . grad l_i(omega) of each training pair, from ``step_pairs``.
+``outer_objectives`` compute d_meta at omega - alpha gradient, where ``PolicyModel.shifted`` runs the policy;
+estimators in ``step_pairs`` compute c_i = d_meta . grad l_i(omega) of each training pair.
 """
 
-from .estimators import CentralDifference, GhostDotProduct, MetaGradientEstimator
 from .outer_objectives import (
     CleanPreference,
     OuterGradient,
@@ -12,7 +11,7 @@ from .outer_objectives import (
     PromptAugmentationConsistency,
     SoftPromptConsistency,
 )
-from .step_pairs import StepPairs
+from .step_pairs import CentralDifference, GhostDotProduct, MetaGradientEstimator, StepPairs
 
 __all__ = [
     "CentralDifference",

@@ -76,8 +76,6 @@ class PromptConsistency(OuterObjective):
                 f"{type(self).__name__} compares a pair with itself under an augmented prompt, but the "
                 "meta-batch has none; remove clean_meta from the datamodule's options."
             )
-        if micro_batch_size is not None:
-            meta = meta.longest_first()
         augmented = meta.augmented
         assert augmented is not None
 
@@ -185,8 +183,6 @@ class CleanPreference(OuterObjective):
                 "CleanPreference learns from clean pairs, but the meta-batch has noisy training pairs; "
                 "give the datamodule a source of clean pairs as clean_meta."
             )
-        if micro_batch_size is not None:
-            meta = meta.longest_first()
         right = torch.ones(len(meta), device=meta.input_ids.device)
         pairs = right.sum()
         sum_over_ranks([pairs])

@@ -1,11 +1,12 @@
-"""A step's training pairs at the policy's current parameters: rewards, losses and gradients.
+"""A step's training pairs: rewards, losses and gradients at omega, and estimators of the coefficients c_i.
 
-The virtual step, the coefficients c_i and the policy's own gradient need the same pairs at the same omega. If
+The virtual step, the coefficients and the policy's own gradient need the same pairs at the same omega. If
 memory allows, each pair's gradient is kept from one pass for all three; else the pairs run again for each.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,15 +14,17 @@ from typing import Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from ..batch import MicroBatchSize, PairBatch
+from ..errors import UserError, check_within
 from ..objectives import Objective
 from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
 from ..policy.memory import ram
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
-from ..strategies.ranks import min_over_ranks, ranks
+from ..strategies.ranks import min_over_ranks, ranks, sum_over_ranks
 
 FREE = 0.8
 """Kept gradients' share of the memory that a GPU's largest step so far has left free."""
@@ -168,3 +171,89 @@ def _affordable(policy: PolicyModel, pairs: int) -> bool:
             f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
         )
     return needed <= max(SMALL, policy.pair_memory or 0)
+
+
+class MetaGradientEstimator(ABC):
+    """Estimates c_i for N pairs, once per VNet update, on every rank.
+
+    Args:
+        clip: coefficients are clipped to [-clip, clip] (Qu et al.: 10); None for no clipping.
+
+    Raises:
+        UserError: ``clip`` is not above 0.
+    """
+
+    def __init__(self, clip: float | None = 10.0):
+        check_within("(0, inf]", " (Qu et al.: 10) or null for none", clip=clip)
+        self.clip = clip
+
+    @abstractmethod
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
+        """Return (N,) unclipped coefficients.
+
+        Args:
+            pairs: this rank's N train pairs at omega, which must not change: ``PolicyModel.shifted`` runs
+                the policy elsewhere, where ``pairs.current_losses()`` are other losses.
+            direction: d, full-size and the same on all ranks.
+        """
+
+    def clipped(self, coefficients: Tensor) -> Tensor:
+        """Return (N,) clipped coefficients, which VNet learns from."""
+        return coefficients if self.clip is None else coefficients.clamp(-self.clip, self.clip)
+
+
+class CentralDifference(MetaGradientEstimator):
+    """[l_i(omega + eps d) - l_i(omega - eps d)] / (2 eps), from two forward passes (Qu et al.).
+
+    Args:
+        epsilon: eps; Qu et al. use 3e-3.
+        relative: the step is epsilon / norm(d), so its length does not depend on d's. Under a bf16 base a raw
+            step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
+        clip: see ``MetaGradientEstimator``.
+    """
+
+    def __init__(self, epsilon: float = 3e-3, relative: bool = False, clip: float | None = 10.0):
+        super().__init__(clip)
+        check_within("(0, inf)", " (Qu et al.: 0.003)", epsilon=epsilon)
+        self.epsilon = epsilon
+        self.relative = relative
+
+    @torch.no_grad()
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
+        """Return (N,) unclipped coefficients."""
+        if pairs.objective.holds_factors:
+            name = type(pairs.objective).__name__
+            raise UserError(
+                f"CentralDifference takes differences of the loss, but {name} holds factors of it fixed; use "
+                "GhostDotProduct."
+            )
+        step = self.epsilon / float(get_total_norm(direction.values())) if self.relative else self.epsilon
+        sides = []
+        for sign in (1, -1):
+            with pairs.policy.shifted(direction, sign * step):
+                sides.append(pairs.current_losses())
+        return (sides[0] - sides[1]) / (2 * step)
+
+
+class GhostDotProduct(MetaGradientEstimator):
+    """c_i exactly by ghost dot products, in at most one ordinary backward pass (``StepPairs.along``)."""
+
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
+        """Return (N,) unclipped coefficients."""
+        return pairs.along(direction)
+
+
+def relative_error(coefficients: Tensor, exact: Tensor) -> Tensor:
+    """Return the 0-dim relative error of (N,) coefficients, over all ranks."""
+    squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
+    sum_over_ranks([squares])
+    return (squares[0] / squares[1]).sqrt()
+
+
+def coefficient_metrics(coefficients: Tensor, clipped: Tensor, total: Tensor) -> dict[str, Tensor]:
+    """Return metrics of clipped (N,) coefficients; ``total`` is the 0-dim number of pairs over all ranks."""
+    cut = (clipped != coefficients).to(clipped.dtype)
+    sums = torch.stack([clipped.sum(), clipped.abs().sum(), cut.sum()])
+    sum_over_ranks([sums])
+    names = ("meta/coefficient_mean", "meta/coefficient_abs_mean", "meta/clipped_share")
+    return dict(zip(names, sums / total, strict=True))

@@ -14,7 +14,6 @@ from ..batch import MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
 from ..errors import UserError, check_at_least, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
-from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import check_savable, parameter_count
@@ -278,18 +277,14 @@ class PreferenceModule(TrainedOnly):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
-        if self.micro_batch is not None:
-            train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        # Line 2: train batch at omega.
-        keep = learns and self.weighting.keep_gradients
-        pairs = StepPairs(self.policy, self.objective, train, self.micro_batch, keep=keep)
-        # Lines 3 to 12: Theta, if due, and the gradient for omega.
-        assert self.learning_rate is not None  # since ``setup``
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
-        inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
+        # Lines 2 to 12: Theta, if due, and the gradient for omega.
+        assert self.learning_rate is not None  # since ``setup``
+        rates, parts = (lr, self.learning_rate), (self.policy, self.objective, self.weighting)
+        inner, values = policy_gradient(*parts, train, meta, self.micro_batch, *rates)
         self.outer_values = values or self.outer_values
         norm = get_total_norm(inner.gradient.values())
         self._observe(train, inner, norm)

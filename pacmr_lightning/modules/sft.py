@@ -1,6 +1,7 @@
 """Supervised fine-tuning of the reference model for preference training."""
 
 import copy
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
@@ -24,7 +25,7 @@ from ..policy.attention import exclude_cudnn
 from ..policy.base_model import check_savable, load_base, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
-from ..policy.lora import OVERRULED, add_lora, check_keys, other_parts
+from ..policy.lora import SFT_KEYS, add_lora, check_keys, other_parts
 from ..policy.merged_adapters import KEPT, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
 from ..policy.positions import choose_by_row
@@ -46,7 +47,7 @@ LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 OVERRULED_LLAMA = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
 ) | {"dtype": "set the module's dtype instead"}
-"""Keys of LlamaConfig that users may not set, with the remedy."""
+"""Keys of LlamaConfig that ``from_scratch`` does not take, with the remedy."""
 
 
 class SFTModule(TrainedOnly):
@@ -105,8 +106,9 @@ class SFTModule(TrainedOnly):
                 "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "
                 "float32 with trainer.precision bf16-mixed, or give lora."
             )
-        check_keys("from_scratch", from_scratch, LlamaConfig, OVERRULED_LLAMA)
-        check_keys("lora", lora, LoraConfig, OVERRULED)
+        known = inspect.signature(LlamaConfig).parameters.keys() - OVERRULED_LLAMA
+        check_keys("from_scratch", from_scratch, known, OVERRULED_LLAMA)
+        check_keys("lora", lora, SFT_KEYS, {})
         # A checkpoint keeps plain values only.
         model, save_to = expanded([model, save_to])
         self.save_hyperparameters()

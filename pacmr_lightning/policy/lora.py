@@ -1,10 +1,9 @@
 """The policy's LoRA adapter: options, construction and checks."""
 
-import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,31 +18,23 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import UserError
 from .lora_layer import ADAPTER, LAYERS, PolicyLora, UnsupportedLoraError
 
-OVERRULED = {
-    "task_type": "it is always CAUSAL_LM; leave it out",
-    "inference_mode": "the adapter is always trained; leave it out",
-    **dict.fromkeys(
-        ("auto_mapping", "base_model_name_or_path", "peft_type", "peft_version", "revision"),
-        "PEFT writes it itself; leave it out",
-    ),
-    **dict.fromkeys(
-        ("lora_ga_config", "megatron_config", "megatron_core", "qalora_group_size", "use_qalora"),
-        "it has no effect on the layers of these models; leave it out",
-    ),
-}
-"""Ineffective keys of ``peft.LoraConfig``, with the remedy."""
+PLAIN_KEYS = frozenset(
+    ("alpha_pattern", "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform")
+) | {"rank_pattern", "target_parameters", "use_rslora"}
+"""Keys of ``peft.LoraConfig`` with which an adapter is A and B alone."""
+SFT_KEYS = PLAIN_KEYS | {"r", "lora_alpha", "target_modules", "lora_dropout", "bias", "lora_bias"}
+SFT_KEYS |= {"use_dora", "modules_to_save", "trainable_token_indices", "ensure_weight_tying"}
+"""Keys of ``SFTModule``'s adapter."""
 
 
-def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
-    """Raise UserError for keys that ``config`` lacks or that ``taken`` lists with a remedy."""
-    known = inspect.signature(config).parameters
+def check_keys(
+    option: str, given: Mapping[str, Any] | None, known: Collection[str], remedies: Mapping[str, str]
+) -> None:
+    """Raise UserError for a key that is not ``known``, with its remedy, if there is one."""
     for key in given or {}:
-        if key in taken:
-            raise UserError(f"{option} has the key {key!r}, which would be ignored there: {taken[key]}.")
         if key not in known:
-            raise UserError(
-                f"{option} has the key {key!r}, which is not one of {config.__name__}; remove it."
-            )
+            keys, remedy = ", ".join(sorted(known)), remedies.get(key, "remove it")
+            raise UserError(f"{option} has the key {key!r}, but it takes {keys}; {remedy}.")
 
 
 def add_lora(
@@ -172,36 +163,18 @@ def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def check_lora(model: PeftModel) -> None:
-    """Raise UserError unless the adapter starts as the identity and all that is trained is A and B of layers.
-
-    They are ``PolicyLora``, or PEFT's for the experts of a mixture.
-    """
+    """Raise UserError unless the adapter is on linear layers, or experts, and starts as the identity."""
     for name, layer in model.named_modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        variant = layer.lora_variant.get(ADAPTER)
-        kinds = PolicyLora, ParamWrapper
-        if variant is not None or ADAPTER not in layer.lora_A or not isinstance(layer, kinds):
-            kind = type(variant or layer).__name__
+        if isinstance(layer, LoraLayer) and not isinstance(layer, (PolicyLora, ParamWrapper)):
             raise UserError(
-                f"The LoRA variant {kind} (layer {name}) bypasses the plain LoRA linears, which this method "
-                "shifts; remove it from lora_options (use_dora: false) and target linear layers only."
+                f"target_modules has {name}, where PEFT's layer is of the kind {type(layer).__name__}, but "
+                "this method takes adapters on linear layers; leave it out, or set it to all-linear."
             )
-    linears = lora_linears(model)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if name not in linears:
-            raise UserError(
-                f"The parameter {name} is trainable but is no LoRA linear's weight; remove bias, lora_bias "
-                "and modules_to_save from lora_options."
-            )
-        assert parameter.dtype in (torch.float32, torch.float64), f"{name} is {parameter.dtype}, not fp32"
-        if ".lora_B." in name and parameter.detach().any():
-            raise UserError(
-                "The adapter does not start as the identity, so the policy would not start at the reference; "
-                "remove init_lora_weights from lora_options."
-            )
+    if any(".lora_B." in name and linear.weight.any() for name, linear in lora_linears(model).items()):
+        raise UserError(
+            "The adapter does not start as the identity, so the policy would not start at the reference; "
+            "remove init_lora_weights from lora_options."
+        )
 
 
 def own_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PolicyLora]:

@@ -59,6 +59,10 @@ class PolicyLora(nn.Module):
     2.0
     """
 
+    r: dict[str, int]  # PEFT's
+    scaling: dict[str, float]
+    lora_A: Any
+    lora_B: Any
     enabled = True
     """False for the reference: the base alone."""
     shift: tuple[Tensor, Tensor] | None = None
@@ -92,7 +96,7 @@ class PolicyLora(nn.Module):
         """As PEFT's."""
         return not self.enabled
 
-    def factors(self: Any) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor]:
         """Return (k, in) and (out, k), whose product is (B + dB)(A + dA)."""
         a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
         if self.shift is None:
@@ -288,7 +292,7 @@ def _scaled(a: Tensor, b: Tensor, factor: float) -> Tensor:
     return torch.addmm(b[:1], a, b, beta=0, alpha=factor)  # beta 0 leaves b[:1] out
 
 
-def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _cat(tensors: list[Tensor] | tuple[Tensor, ...], dim: int) -> Tensor:
     """Concatenate; one tensor is not copied."""
     return torch.cat(tensors, dim) if len(tensors) > 1 else tensors[0]
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -23,7 +22,7 @@ from ..waiting import waiting
 from .attention import AskedLayout, AttentionPlan, attention_of, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .lora import OVERRULED, add_lora, check_keys, check_lora, lora_linears, own_layers
+from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, weights_cast
 from .memory import return_freed_memory
 from .merged_adapters import save_with_base
@@ -33,15 +32,13 @@ from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .selfcheck import choose_plan
 from .token_layout import Rows, rows_of
 
-OWN_KEYS = OVERRULED | {
+OWN_KEYS = {
     "r": "set the option rank instead",
     "lora_alpha": "set the option alpha instead",
     "target_modules": "set the option target_modules, beside lora_options, instead",
     "lora_dropout": "dropout is always off; leave it out",
-    "layer_replication": "the reference has the model's own layers; leave it out",
-    "fan_in_fan_out": "each layer knows its own; leave it out",
 }
-"""Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, with the remedy."""
+"""Keys of ``peft.LoraConfig`` that ``lora_options`` do not take, with the remedy."""
 
 Direction = dict[str, Tensor]
 """A full-size tensor for each adapter parameter, by name."""
@@ -70,7 +67,7 @@ class PolicyModel(nn.Module):
         rank: LoRA rank.
         alpha: LoRA alpha; the adapter's output is scaled by alpha / rank.
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
-        lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
+        lora_options: further keys of ``peft.LoraConfig``, of which A and B stay the only weights.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
         gradient_checkpointing: recompute activations in backward, for memory. "selective" keeps the base's
             products and attention, and recomputes the rest, such as norms. "auto" recomputes on a GPU, in a
@@ -129,7 +126,7 @@ class PolicyModel(nn.Module):
                 "compile and gradient_checkpointing selective are both set, but torch.compile decides itself "
                 "what a layer keeps; set gradient_checkpointing to true or false."
             )
-        check_keys("lora_options", lora_options, LoraConfig, OWN_KEYS)
+        check_keys("lora_options", lora_options, PLAIN_KEYS, OWN_KEYS)
         self.lora = {
             **(lora_options or {}),
             "r": rank,
@@ -314,10 +311,10 @@ class PolicyModel(nn.Module):
         """
         gradients: Direction = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
-        taken = {
-            names: PerPair(tokens, layer.r[ADAPTER], direction and [direction[name] for name in names])
-            for names, layer in layers.items()
-        }
+        taken = {}
+        for names, layer in layers.items():
+            along = None if direction is None else [direction[name] for name in names]
+            taken[names] = PerPair(tokens, layer.r[ADAPTER], along)
         try:
             for names, layer in layers.items():
                 layer.per_pair = taken[names]

@@ -165,7 +165,7 @@ class _PairCheck:
                 f"[{', '.join(others)}]."
             )
         for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
-            share_inputs({name: model.get_submodule(name) for name in names})
+            share_inputs({name: model.get_submodule(name) for name in names})  # type: ignore[misc]
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:

@@ -16,17 +16,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..batch import PairBatch
+from ..batch import MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
-from ..meta_gradient.estimators import (
+from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
+from ..meta_gradient.step_pairs import (
+    AskedGradients,
     GhostDotProduct,
     MetaGradientEstimator,
+    StepPairs,
     coefficient_metrics,
     relative_error,
 )
-from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
-from ..meta_gradient.step_pairs import AskedGradients, StepPairs
-from ..policy import Direction
+from ..objectives import Objective
+from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards, Weights
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
@@ -58,17 +60,30 @@ class WeightedGradient:
 
 
 def policy_gradient(
-    pairs: StepPairs, weighting: Weighting, meta: PairBatch | None, learning_rate: float, peak: float
+    policy: PolicyModel,
+    objective: Objective,
+    weighting: Weighting,
+    train: PairBatch,
+    meta: PairBatch | None,
+    micro_batch_size: MicroBatchSize,
+    learning_rate: float,
+    peak: float,
 ) -> tuple[WeightedGradient, dict[str, Tensor]]:
     """Return the gradient of one policy update, and what the weighting's update logs.
 
     Args:
-        pairs: B_t, this rank's training pairs at omega.
+        policy: at omega.
+        objective: l.
         weighting: gives g_i; if there is ``meta``, it learns first.
+        train: B_t, this rank's pairs.
         meta: this rank's meta-batch, in every K-th update of the policy; else None.
+        micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
         learning_rate: the policy's current one.
         peak: the largest of its schedule.
     """
+    # Line 2: the train batch at omega.
+    keep = meta is not None and weighting.keep_gradients
+    pairs = StepPairs(policy, objective, train, micro_batch_size, keep)
     # Lines 3 to 11, of a ``VNetWeighting``, below: Theta.
     metrics = {} if meta is None else weighting.update(pairs, meta, learning_rate, peak)
     # Line 12: the gradient for omega, with weights of the new Theta.

@@ -338,9 +338,9 @@ def test_runs_that_are_refused(base, tmp_path):
     [
         ({}, "model is None and from_scratch is None; give exactly one of them"),
         ({"model": "m", "from_scratch": {}}, "give exactly one of them"),
-        ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which is not one of LlamaConfig"),
-        ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
-        ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which is not one of LoraConfig"),
+        ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', but it takes architectures, "),
+        ({"from_scratch": {"vocab_size": 8}}, "; the tokenizer sets it"),
+        ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', but it takes alpha_pattern, "),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "dtype": "bfloat16"}, "dtype is bfloat16 without lora"),
     ],

@@ -16,16 +16,12 @@ from pacmr_lightning.policy.lora import add_lora, lora_linears
         ({"lora_alpha": 8}, "set the option alpha instead"),
         ({"target_modules": ["q_proj"]}, "set the option target_modules, beside lora_options"),
         ({"lora_dropout": 0.1}, "'lora_dropout', .* dropout is always off"),
-        ({"task_type": "SEQ_CLS"}, "always CAUSAL_LM"),
-        ({"inference_mode": True}, "the adapter is always trained"),
-        ({"peft_type": "IA3"}, "'peft_type'"),
-        ({"fan_in_fan_out": True}, "each layer knows its own"),
-        ({"use_qalora": True}, "'use_qalora', .* no effect"),
-        ({"layer_replication": [[0, 1]]}, "the reference has the model's own layers"),
-        ({"rank": 4}, "'rank', which is not one of LoraConfig"),
+        ({"use_dora": True}, r"'use_dora', but it takes alpha_pattern, .*, use_rslora; remove it\.$"),
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save', .* remove it"),
+        ({"rank": 4}, "'rank', .* remove it"),
     ],
 )
-def test_options_that_would_be_overruled(options, message):
+def test_options_that_it_does_not_take(options, message):
     with pytest.raises(UserError, match=message):
         PolicyModel("anything", lora_options=options)
     with pytest.raises(UserError, match="alpha is 0, but it must be above 0"):
@@ -40,11 +36,6 @@ def test_options_that_would_be_overruled(options, message):
         ({"layers_to_transform": [0]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
         ({"init_lora_weights": "eva"}, "init_lora_weights eva, which is computed from data"),
         ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
-        ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` specified but will be ignored"),
-        ({"bias": "some"}, "Requested bias: some, is not implemented"),
-        ({"use_dora": True}, "The LoRA variant Dora"),
-        ({"lora_bias": True}, "`lora_bias=True` was passed but the targeted layer"),
-        ({"modules_to_save": ["lm_head"]}, "is trainable but is no LoRA linear's weight"),
         ({"init_lora_weights": False}, "does not start as the identity"),
     ],
 )
@@ -68,6 +59,7 @@ LACKS = (
         ("query_key_value", None, LACKS),
         ("q_proj", None, LACKS),
         (["self_attn"], None, r"\['self_attn'\], which PEFT cannot adapt in Llama.*set it to \[down_"),
+        (["embed_tokens"], None, "embed_tokens, where PEFT's layer is of the kind Embedding, but"),
         (["q_proj"], {"layers_to_transform": [0, 9]}, "layer 9 in layers_to_transform, which adapts nothing"),
     ],
 )
