@@ -13,7 +13,6 @@ and the weights' gradients are not rounded.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch
 from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import one_hot
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
@@ -79,8 +79,6 @@ class PolicyLora(nn.Module):
     """An input, and the output that another layer has computed for it."""
     casts: Sequence[Tensor] | None = None
     """In ``compute_dtype`` A of this layer and ``others``, (R, in), and each one's B."""
-    calls: list[tuple[weakref.ref[Tensor], list[PolicyLora]]] | None = None
-    """If set, a call is added: inputs in turn, each with the layers that were given it one by one."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
@@ -109,10 +107,6 @@ class PolicyLora(nn.Module):
 
     def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Return (..., out) in the base's dtype."""
-        if self.calls is not None:
-            if not self.calls or self.calls[-1][0]() is not x:
-                self.calls.append((weakref.ref(x), []))
-            self.calls[-1][1].append(self)
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
             return super().forward(x, *args, **options)
         if not self.enabled:
@@ -133,17 +127,19 @@ class PolicyLora(nn.Module):
         return outputs[0]
 
 
-def share_inputs(layers: Mapping[str, PolicyLora]) -> None:
+def share_inputs(layers: Mapping[str, Any]) -> None:
     """Compute layers of a module together that it called one after the other with one input.
 
     ZeRO-3 gathers a layer's weights for its own call, so there each is computed alone.
 
     Args:
-        layers: in the order of the calls, by name.
+        layers: in the order of the calls, by name; those of PEFT stay alone.
     """
     first, *others = layers.values()
     modules = {name.rpartition(".")[0] for name in layers}
-    if others and not first.others and len(modules) == 1 and not is_sharded(next(first.parameters())):
+    if len(modules) > 1 or not all(isinstance(layer, PolicyLora) for layer in layers.values()):
+        return
+    if others and not first.others and not is_sharded(next(first.parameters())):
         first.others = [layer for layer in others if layer.scaling == first.scaling]
 
 
@@ -160,13 +156,12 @@ def weights_cast(layers: Sequence[Any], compiled: bool) -> Iterator[None]:
     """
     computed = {other for layer in layers for other in layer.others}
     nodes = [[layer, *layer.others] for layer in layers if layer not in computed]
-    down = [[layer.lora_A[ADAPTER].weight for layer in node] for node in nodes]
-    up = [[layer.lora_B[ADAPTER].weight] for node in nodes for layer in node]
+    stacks = [[layer.lora_A[ADAPTER].weight for layer in node] for node in nodes]
+    stacks += [[layer.lora_B[ADAPTER].weight] for node in nodes for layer in node]
     with torch.no_grad():
-        flat = torch.cat([weight.view(-1) for stack in (*down, *up) for weight in stack])
-    sizes = [sum(weight.numel() for weight in stack) for stack in (*down, *up)]
-    parts = flat.to(layers[0].compute_dtype).split(sizes)
-    casts = [part.view(-1, stack[0].shape[1]) for part, stack in zip(parts, (*down, *up), strict=True)]
+        flat = torch.cat([weight.view(-1) for stack in stacks for weight in stack])
+    parts = flat.to(layers[0].compute_dtype).split([sum(map(Tensor.numel, stack)) for stack in stacks])
+    casts = [part.view(-1, stack[0].shape[1]) for part, stack in zip(parts, stacks, strict=True)]
     for cast in casts if compiled else ():
         torch._dynamo.mark_static(cast)
     of_b = iter(casts[len(nodes) :])
@@ -183,8 +178,12 @@ class LoraLinear(PolicyLora, lora.Linear):
     """On nn.Linear, and on GPT-2's Conv1D, whose weight is the other way round."""
 
 
+class LoraLinear4bit(PolicyLora, getattr(lora, "Linear4bit", lora.Linear)):  # type: ignore[misc]
+    """On a base of bitsandbytes in 4 bits, which PEFT merges in its own way."""
+
+
 def lora_layer(base: nn.Module, adapter: str, **options: Any) -> nn.Module | None:
-    """Return the layer for a linear base; None leaves it to PEFT, as for weights in 8 bits."""
+    """Return the layer for a linear base; None leaves it to PEFT, as for experts and weights in 8 bits."""
     if options.get("parameter_name") is not None:
         return None
     if not type(base).__module__.startswith("bitsandbytes"):
@@ -194,11 +193,6 @@ def lora_layer(base: nn.Module, adapter: str, **options: Any) -> nn.Module | Non
 
 LAYERS: dict[type[nn.Module], Any] = {nn.Linear: lora_layer, Conv1D: lora_layer}
 """For ``LoraConfig._register_custom_module``."""
-
-if hasattr(lora, "Linear4bit"):  # bitsandbytes is installed
-
-    class LoraLinear4bit(PolicyLora, lora.Linear4bit):  # type: ignore[misc]
-        """On a base in 4 bits, which PEFT merges in its own way."""
 
 
 @dataclass(eq=False)
@@ -234,18 +228,16 @@ class TokensOfPairs:
 
     def _by_pair(self, tokens: Tensor) -> Tensor:
         """One row's (1, T, n) as zero-padded (N, longest, n)."""
-        order, rows, column, longest = self._places
+        column, longest = self._places
         padded = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
-        padded[rows, column] = tokens[0, order]
+        padded[self.owner[0], column] = tokens[0]
         return padded
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """A row's tokens by pair, each one's pair and its number in it, and the largest number of tokens."""
-        rows, order = self.owner[0].sort(stable=True)
-        counts = rows.bincount(minlength=self.pairs)
-        column = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        return order, rows, column, int(counts.max())
+    def _places(self) -> tuple[Tensor, int]:
+        """(T,) number of a row's tokens within their pairs, and the largest number of tokens."""
+        counts = one_hot(self.owner[0], self.pairs).cumsum(0)
+        return counts.gather(1, self.owner[0][:, None])[:, 0] - 1, int(counts[-1].max())
 
 
 @dataclass(eq=False)

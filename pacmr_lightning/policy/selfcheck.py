@@ -1,5 +1,6 @@
 """Self-check of attention and token layout on the longest and shortest pairs."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from .attention import (
 )
 from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
-from .lora_layer import PolicyLora, share_inputs
+from .lora_layer import share_inputs
 from .positions import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of, wide
 
@@ -126,14 +127,14 @@ class _PairCheck:
         """
         model, name = self.model, type(self.model).__name__
         layers = {layer: key for key, layer in model.named_modules() if isinstance(layer, LoraLayer)}
-        calls: list[Any] = []
-        own = [layer for layer in layers if isinstance(layer, PolicyLora)]
-        for layer in own:
-            layer.calls = calls
-        handles = [  # PEFT's layers, on experts
-            layer.register_forward_hook(lambda layer, *_: calls.append((lambda: None, [layer])))  # type: ignore[attr-defined]
-            for layer in layers.keys() - {*own}
-        ]
+        calls: list[tuple[Any, list[LoraLayer]]] = []  # inputs in turn, each with its layers
+
+        def record(layer: Any, inputs: tuple[Any, ...]) -> None:
+            if not calls or not inputs or calls[-1][0]() is not inputs[0]:
+                calls.append((weakref.ref(inputs[0]) if inputs else lambda: None, []))
+            calls[-1][1].append(layer)
+
+        handles = [layer.register_forward_pre_hook(record) for layer in layers]  # type: ignore[attr-defined]
         try:
             truth = self._computed(None)
             ahead = self._looks_ahead()
@@ -146,8 +147,6 @@ class _PairCheck:
                 f"some of [{', '.join(linear_names(model))}], or name another model."
             ) from None
         finally:
-            for layer in own:
-                layer.calls = None
             for handle in handles:
                 handle.remove()
         if ahead > TOLERANCE[model.dtype]:
@@ -165,7 +164,7 @@ class _PairCheck:
                 f"[{', '.join(others)}]."
             )
         for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
-            share_inputs({name: model.get_submodule(name) for name in names})  # type: ignore[misc]
+            share_inputs({name: model.get_submodule(name) for name in names})
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:
