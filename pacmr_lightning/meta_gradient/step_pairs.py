@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
@@ -21,18 +20,9 @@ from ..errors import UserError, check_within
 from ..objectives import Objective
 from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
-from ..policy.memory import ram
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
-from ..strategies.ranks import min_over_ranks, ranks, sum_over_ranks
-
-FREE = 0.8
-"""Kept gradients' share of the memory that a GPU's largest step so far has left free."""
-RAM_SHARE = 1 / 8
-"""Kept gradients' share of the RAM, without a GPU."""
-SMALL = 2**26
-"""Bytes that kept gradients may always take."""
-GIB = 2**30
+from ..strategies.ranks import sum_over_ranks
 
 AskedGradients = bool | Literal["auto"]
 """True to keep each pair's gradient; "auto" decides by memory."""
@@ -79,9 +69,8 @@ class StepPairs:
             rows = self.policy.rows(part)
             reference = self.policy.reference_log_probs(part, rows)
             self.parts.append((part.with_reference(reference), rows))
-        auto = self.keep == "auto" and not self.policy.is_sharded
         self.kept: list[Part] | None = None
-        if self.keep is True or (auto and _affordable(self.policy, len(self.batch))):
+        if self.keep is True or (self.keep == "auto" and self.policy.keeps_gradients(len(self.batch))):
             try:
                 self.kept = [Part(part, *self.each_gradient(part, rows)) for part, rows in self.parts]
             except UnsupportedLoraError:
@@ -145,32 +134,6 @@ class StepPairs:
 
 
 RecomputedStepPairs = StepPairs  # by its default, which keeps nothing
-
-
-def _affordable(policy: PolicyModel, pairs: int) -> bool:
-    """Return whether to keep each pair's gradient, the same on all ranks and in all steps but a GPU's first.
-
-    A CPU's answer depends on its RAM, not on what is free, so that a run twice is the same bit for bit.
-    """
-    needed, device = 4 * pairs * sum(p.numel() for p in policy.adapter().values()), policy.device
-    if needed > SMALL and policy.pair_memory is None:
-        if device.type == "cuda":
-            if not policy.has_stepped:  # its peak is not known
-                return False
-            # Bytes that neither others nor this process's largest step have taken.
-            left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-            room = int(FREE * (left - torch.cuda.max_memory_allocated(device)))
-            of = f"{FREE:.0%} of what the largest step so far leaves free"
-        else:
-            room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
-        policy.pair_memory = min_over_ranks(room, device)
-        kept = needed <= policy.pair_memory
-        rank_zero_info(
-            f"keep_gradients auto is {str(kept).lower()}: the gradients of an update's pairs take "
-            f"{needed / GIB:.3g} GiB, and they may take {policy.pair_memory / GIB:.3g} GiB ({of}); "
-            f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
-        )
-    return needed <= max(SMALL, policy.pair_memory or 0)
 
 
 class MetaGradientEstimator(ABC):

@@ -294,7 +294,7 @@ class PreferenceModule(TrainedOnly):
         set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
         optimizer.zero_grad()
-        self.policy.has_stepped = True
+        self.policy.gradient_memory.has_stepped = True
         schedule.step()
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and (update + 1) % log_every == 0:

@@ -13,7 +13,7 @@ and the weights' gradients are not rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -334,11 +334,10 @@ class _LoraProducts(torch.autograd.Function):
         gx = (gh @ down).to(x.dtype).view_as(x) if ctx.needs_input_grad[0] else None
         single, parts = ctx.per_pair[0] is not None, h.split_with_sizes(ctx.ranks, 1)
         outer = ctx.per_pair[0].tokens.outer if single else lambda left, right: product(left.T, right)
-        ga = outer(gh, rows).split_with_sizes(ctx.ranks, -2)
-        gb = map(outer, g, parts)
-        if not single:
-            return gx, None, None, None, None, None, *chain(*zip(gradients, ga, gb, strict=True))
-        for taken, *both in zip(ctx.per_pair, ga, gb, strict=True):
-            taken.add(*both)
-        alone = [(gradient, None, None) for gradient in gradients]
-        return gx, None, None, None, None, None, *chain(*alone)
+        ga: Iterable[Tensor | None] = outer(gh, rows).split_with_sizes(ctx.ranks, -2)
+        gb: Iterable[Tensor | None] = map(outer, g, parts)
+        if single:
+            for taken, *both in zip(ctx.per_pair, ga, gb, strict=True):
+                taken.add(*both)
+            ga = gb = [None] * len(g)
+        return gx, None, None, None, None, None, *chain(*zip(gradients, ga, gb, strict=True))

@@ -1,11 +1,23 @@
-"""RAM that a process may take, and the return of freed memory to the system."""
+"""Memory that a process and single pairs' gradients may take, and its return to the system."""
 
 import ctypes
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
+from lightning.pytorch.utilities import rank_zero_info
 
+from ..strategies.ranks import min_over_ranks, ranks
+
+FREE = 0.8
+"""Single pairs' gradients' share of the memory that a GPU's largest step so far has left free."""
+RAM_SHARE = 1 / 8
+"""Single pairs' gradients' share of the RAM, without a GPU."""
+SMALL = 2**26
+"""Bytes that single pairs' gradients may always take."""
+GIB = 2**30
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Control groups of version 2, by which Slurm and containers limit a process's memory."""
 
@@ -46,3 +58,37 @@ def return_freed_memory() -> None:
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
+
+
+@dataclass
+class GradientMemory:
+    """Memory that single pairs' gradients may take in VNet's updates."""
+
+    has_stepped: bool = False
+    """True after this process's first optimizer step, when a GPU's peak memory is representative."""
+    room: int | None = None
+    """Bytes; None until gradients need many."""
+
+    def fits(self, needed: int, device: torch.device) -> bool:
+        """Return whether to keep gradients of ``needed`` bytes, the same on all ranks.
+
+        The answer stays the same but for a GPU's first step. A CPU's depends on its RAM, not on what is free,
+        so that a run twice is the same bit for bit.
+        """
+        if needed <= SMALL or (device.type == "cuda" and not self.has_stepped):
+            return needed <= SMALL
+        if self.room is None:
+            room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
+            if device.type == "cuda":
+                # Bytes that neither others nor this process's largest step have taken.
+                left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+                room = int(FREE * (left - torch.cuda.max_memory_allocated(device)))
+                of = f"{FREE:.0%} of what the largest step so far leaves free"
+            self.room = min_over_ranks(room, device)
+            kept = needed <= self.room
+            rank_zero_info(
+                f"keep_gradients auto is {str(kept).lower()}: the gradients of an update's pairs take "
+                f"{needed / GIB:.3g} GiB, and they may take {self.room / GIB:.3g} GiB ({of}); "
+                f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
+            )
+        return needed <= self.room

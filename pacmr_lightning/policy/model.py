@@ -24,7 +24,7 @@ from .base_model import compile_layers, load_base, plain_model, recompute_activa
 from .chunked_log_probs import token_log_probs, upcast
 from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora, lora_linears, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, weights_cast
-from .memory import return_freed_memory
+from .memory import GradientMemory, return_freed_memory
 from .merged_adapters import save_with_base
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
 from .positions import choose_by_row
@@ -147,10 +147,7 @@ class PolicyModel(nn.Module):
         if lora_compute_dtype not in get_args(LoraDtype):
             raise UserError(f"lora_compute_dtype is {lora_compute_dtype}, but it must be float32 or base.")
         self.lora_compute_dtype = lora_compute_dtype
-        self.has_stepped = False
-        """True after this process's first optimizer step, when peak memory is representative."""
-        self.pair_memory: int | None = None
-        """Bytes that single pairs' gradients may take in VNet's updates; None until they need many."""
+        self.gradient_memory = GradientMemory()
         self.generates_alone: bool | None = None
         """True if a prompt's neighbours change its responses; None until there are some."""
         self.generates_cached = True
@@ -328,6 +325,11 @@ class PolicyModel(nn.Module):
             if name not in gradients:  # of a layer that no token passes
                 size = shape(parameter) if direction is None else ()
                 gradients[name] = parameter.new_zeros(rows.pairs, *size)
+
+    def keeps_gradients(self, pairs: int) -> bool:
+        """Return whether there is memory for each pair's gradient; never under ZeRO-3."""
+        needed = 4 * pairs * sum(parameter.numel() for parameter in self.adapter().values())
+        return not self.is_sharded and self.gradient_memory.fits(needed, self.device)
 
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""

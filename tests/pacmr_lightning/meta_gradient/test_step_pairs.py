@@ -9,10 +9,9 @@ import torch
 from pacmr_lightning.batch import TokenBudget
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct
-from pacmr_lightning.meta_gradient import step_pairs as module
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, memory
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
@@ -99,9 +98,9 @@ def test_central_difference(setting):
 def large(setting, monkeypatch):
     """A policy, a batch whose kept gradients count as large, their bytes by hand, and what is printed."""
     policy, batch = setting()
-    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(memory, "SMALL", 0)
     said = []
-    monkeypatch.setattr(module, "rank_zero_info", said.append)
+    monkeypatch.setattr(memory, "rank_zero_info", said.append)
     return policy, batch, 6 * 4 * sum(w.numel() for w in policy.adapter().values()), said
 
 
@@ -113,21 +112,21 @@ def test_on_a_cpu_its_ram_decides(large, monkeypatch):
     """An eighth, once and for all; processes that train together share it, and the one with least decides."""
     policy, batch, gradients, said = large
     for ram, expected in ((8 * gradients, True), (8 * gradients - 8, False)):
-        policy.pair_memory = None
-        monkeypatch.setattr(module, "ram", lambda ram=ram: ram)
+        policy.gradient_memory.room = None
+        monkeypatch.setattr(memory, "ram", lambda ram=ram: ram)
         assert kept(policy, batch) is expected
-        monkeypatch.setattr(module, "ram", lambda: 0)
+        monkeypatch.setattr(memory, "ram", lambda: 0)
         assert kept(policy, batch) is expected
     overruled = "overrule it by --model.weighting.keep_gradients"
     assert said[0].startswith("keep_gradients auto is true: ") and said[0].endswith(f"{overruled} false.")
     assert said[1].startswith("keep_gradients auto is false: ") and said[1].endswith(f"{overruled} true.")
     for name, of in (("ranks", lambda: 2), ("min_over_ranks", lambda value, device: value - 8)):
-        policy.pair_memory = None
+        policy.gradient_memory.room = None
         with monkeypatch.context() as patch:
-            patch.setattr(module, "ram", lambda: 8 * gradients)
-            patch.setattr(module, name, of)
+            patch.setattr(memory, "ram", lambda: 8 * gradients)
+            patch.setattr(memory, name, of)
             assert not kept(policy, batch)
-    monkeypatch.setattr(module, "SMALL", gradients)
+    monkeypatch.setattr(memory, "SMALL", gradients)
     assert kept(policy, batch) and len(said) == 4
 
 
@@ -139,19 +138,19 @@ def test_on_a_gpu_what_a_step_leaves_free_decides(large, monkeypatch):
     numbers = {"mem_get_info": (gradients, 0), "memory_reserved": 250, "max_memory_allocated": 100}
     for name, value in numbers.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert not module._affordable(policy, 6) and not said and policy.pair_memory is None
-    policy.has_stepped = True
-    assert not module._affordable(policy, 6)
-    assert policy.pair_memory == int(module.FREE * (gradients + 150))
-    policy.pair_memory = None
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gradients / module.FREE, 0))
-    assert module._affordable(policy, 6) and module._affordable(policy, 6)
+    assert not policy.keeps_gradients(6) and not said and policy.gradient_memory.room is None
+    policy.gradient_memory.has_stepped = True
+    assert not policy.keeps_gradients(6)
+    assert policy.gradient_memory.room == int(memory.FREE * (gradients + 150))
+    policy.gradient_memory.room = None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gradients / memory.FREE, 0))
+    assert policy.keeps_gradients(6) and policy.keeps_gradients(6)
     assert ["80% of what the largest step so far leaves free" in one for one in said] == [True, True]
 
 
 def test_what_was_asked_for_is_done(large, monkeypatch):
     policy, batch, _, said = large
-    monkeypatch.setattr(module, "ram", lambda: 0)
+    monkeypatch.setattr(memory, "ram", lambda: 0)
     assert kept(policy, batch, True) and not kept(policy, batch, False) and not said
     with pytest.raises(UserError, match="keep_gradients is true, but ZeRO-3"):
         VNetWeighting(keep_gradients=True).check_sharded()
