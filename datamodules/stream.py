@@ -57,19 +57,18 @@ class TrainingStream(TorchDataset[TrainingBatch]):
     clean_meta: TokenizedPairs | None = None
     """Pairs with clean labels for the meta-batches instead, without augmented prompts."""
     shuffle: bool = True
-    """False keeps the rows' order in each epoch."""
+    """False takes the rows in their order in each epoch."""
 
     def __post_init__(self) -> None:
         pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
         global_batch_size, meta_batch_size = self.global_batch_size, self.meta_batch_size
-        self.lengths = pairs.lengths()
-        self.meta_lengths = self.lengths if clean_meta is None else clean_meta.lengths()
         check_rank_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
+        self.lengths = pairs.lengths()
         if self.meta_every is None:
             return
         check_rank_shares("meta_batch_size", meta_batch_size, world_size)
@@ -87,6 +86,7 @@ class TrainingStream(TorchDataset[TrainingBatch]):
                 f"prompts and change few of them; {smaller}write paraphrases with pacmr augment and give the "
                 "file as --data.augmentations, or use a method without VNet, such as --method dpo."
             )
+        self.meta_lengths = clean_meta.lengths() if clean_meta else self.lengths
 
     def __len__(self) -> int:
         """Steps of an epoch."""

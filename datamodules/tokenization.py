@@ -155,16 +155,17 @@ def _tokenize_rows(
             verdicts.append((reason, False))
             continue
         messages: Messages = []
+        plain = sides
         if chat:
             messages, options = decode_messages(prompt), template_options(tools, kwargs)
             texts.append([render(tokenizer, messages, decode_messages(side)[0], options) for side in sides])
-            sides = [response_text(side, chat) for side in sides]
+            plain = [response_text(side, chat) for side in sides]
         else:
             texts.append([Rendered(prompt, text, False) for text in sides])
-        empty = None if all(text.strip() for text in sides) else EMPTY[count]
+        empty = None if all(text.strip() for text in plain) else EMPTY[count]
         # A prompt that is a text may be a conversation that was rendered before.
         odd = any(special.search(str(message.get("content") or "")) for message in messages)
-        ends = filter(None, map(special.search, sides))
+        ends = filter(None, map(special.search, plain))
         odd = odd or any(special.sub("", end.string[end.start() :]).strip() for end in ends)
         verdicts.append((empty, odd))
     prompts = [sides[0].prompt for sides in texts]

@@ -73,6 +73,12 @@ class TokenizedPairs:
         return np.where(np.isnan(votes), (1, 0), votes)
 
     @property
+    def vote_shares(self) -> np.ndarray:
+        """(N,) shares of the votes that are for the label as trained."""
+        votes = self.votes
+        return votes[:, 0] / votes.sum(1)
+
+    @property
     def own_columns(self) -> list[str]:
         """Names out of ``weight``, ``p_right`` and ``votes_for`` of which any row has a value."""
         names = ("weight", "p_right", "votes_for")

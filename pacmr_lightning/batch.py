@@ -110,7 +110,7 @@ class PairBatch:
         )
 
     def micro_batches(self, size: MicroBatchSize) -> Iterator[PairBatch]:
-        """Yield slices in order, each as large as ``size`` allows.
+        """Yield slices in order, each as large as ``size`` allows; rows by falling length need least padding.
 
         Raises:
             UserError: a pair has more tokens than a token budget.
@@ -213,6 +213,6 @@ class TrainingBatch:
     """Batches of a training step: a train batch, and a meta-batch when a VNet update is due."""
 
     train: PairBatch
-    """This rank's share of one optimizer step."""
+    """This rank's share of one optimizer step, longest first, so that micro-batches need little padding."""
     meta: PairBatch | None = None
     """This rank's share of one outer step; ``augmented`` for prompt-augmentation consistency."""

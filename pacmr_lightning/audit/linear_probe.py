@@ -49,16 +49,16 @@ def check_groups(groups: np.ndarray) -> None:
 
 
 def probe_log_odds(
-    differences: np.ndarray, groups: np.ndarray, votes: np.ndarray | None = None
+    differences: np.ndarray, groups: np.ndarray, share: np.ndarray | None = None
 ) -> np.ndarray:
     """Return (N,) log-odds in nats that chosen is preferred, by the labels of other groups.
 
     The penalty is the strongest whose ``signed_rank_agreement`` is within a standard error of the best.
     ``differences`` are (N, D) features, chosen minus rejected, ``groups`` (N,) numbers, such as of prompts.
-    (N, 2) ``votes`` are those for and against chosen, whose shares are the label; None: all are for it.
+    (N,) ``share`` of the votes that are for chosen is the label; None: all are for it.
     """
     check_groups(groups)
-    share = np.ones(len(groups)) if votes is None else votes[:, 0] / votes.sum(1)
+    share = np.ones(len(groups)) if share is None else share
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     if len(scaled) < scaled.shape[1]:  # the penalty does not change under rotation into the rows' own span
         scaled = np.asarray(np.linalg.qr(scaled.T, mode="r")).T

@@ -102,13 +102,13 @@ def score_fit(
         pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
     if scorer == "probe" or (choose and groups.max() + 1 >= linear_probe.FOLDS):
-        states, votes = data.train_state_differences(module.policy), data.train_pairs.votes
-        pairs["probe_u"] = linear_probe.probe_log_odds(states, groups, votes)
+        states, shares = data.train_state_differences(module.policy), data.train_pairs.vote_shares
+        pairs["probe_u"] = linear_probe.probe_log_odds(states, groups, shares)
     notes += [*_notes(noise, data), *grouped, *several]
     if scorer is None:
         scorer = "policy"
         if "probe_u" in pairs and visits is not None:
-            scorer, why = _probe_or_policy(pairs, visits, data.train_pairs.votes)
+            scorer, why = _probe_or_policy(pairs, visits, data.train_pairs.vote_shares)
             notes.append(why)
     if scorer == "policy":
         notes.append(SEEN)
@@ -145,7 +145,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         linear_probe.check_groups(groups)
         base_model = adapter_base(model) if is_adapter(model) else model
         placed = _placed(base_model, options)
-        u = linear_probe.probe_log_odds(data.state_differences(placed), groups, data.votes)
+        u = linear_probe.probe_log_odds(data.state_differences(placed), groups, data.vote_shares)
         base = None if options.decided is None else data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {base_model}."
@@ -236,15 +236,15 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     return options.decided.check(ids, pairs.swapped, pairs.rows["texts"][:])
 
 
-def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame, votes: np.ndarray) -> tuple[Scorer, str]:
-    """Return the scorer that agrees with more unseen labels, by their (N, 2) votes, and the reason.
+def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame, share: np.ndarray) -> tuple[Scorer, str]:
+    """Return the scorer that agrees with more unseen labels, by (N,) shares of the votes, and the reason.
 
     A policy has not seen a label before its first update on the pair; its u then is in ``visits``.
     """
     first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"]).astype(float)
     # A pair without a visit was never trained on.
     unseen = first.fillna(pairs.set_index("id")["u"]).to_numpy()
-    share, scores = votes[:, 0] / votes.sum(1), (pairs["probe_u"].to_numpy(), unseen)
+    scores = pairs["probe_u"].to_numpy(), unseen
     probe, policy = (linear_probe.signed_rank_agreement(score, share) for score in scores)
     scorer: Scorer = "probe" if probe > policy + linear_probe.agreement_error(share) else "policy"
     return scorer, (

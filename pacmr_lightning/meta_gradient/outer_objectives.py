@@ -71,13 +71,12 @@ class PromptConsistency(OuterObjective):
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: MicroBatchSize
     ) -> OuterGradient:
         """See ``OuterObjective``."""
-        if meta.augmented is None:
+        augmented = meta.augmented
+        if augmented is None:
             raise UserError(
                 f"{type(self).__name__} compares a pair with itself under an augmented prompt, but the "
                 "meta-batch has none; remove clean_meta from the datamodule's options."
             )
-        augmented = meta.augmented
-        assert augmented is not None
 
         # Line 7: u(z_j) of the original views. Line 8: pseudo-labels, and the pairs that are retained.
         with torch.no_grad():

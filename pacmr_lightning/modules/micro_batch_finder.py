@@ -105,7 +105,7 @@ def fit_pairs(
 
     def step(way: Way) -> None:
         policy.recompute(way.recomputed)
-        with policy.shifted(policy.zeros(), 1.0) if meta else nullcontext():
+        with policy.shifted(policy.zeros(), 1.0) if meta else nullcontext(), policy.forgets_outputs():
             held = torch.empty(numbers, dtype=torch.float32, device=parameters[0].device)
             gradients: Sequence[Tensor | None] = ()
             # The second forward pass runs beside the first gradients, as a step's does after the last one.

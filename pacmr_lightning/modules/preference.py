@@ -283,8 +283,16 @@ class PreferenceModule(TrainedOnly):
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
         # Lines 2 to 12: Theta, if due, and the gradient for omega.
         assert self.learning_rate is not None  # since ``setup``
-        rates, parts = (lr, self.learning_rate), (self.policy, self.objective, self.weighting)
-        inner, values = policy_gradient(*parts, train, meta, self.micro_batch, *rates)
+        inner, values = policy_gradient(
+            self.policy,
+            self.objective,
+            self.weighting,
+            train,
+            meta,
+            micro_batch_size=self.micro_batch,
+            learning_rate=lr,
+            peak=self.learning_rate,
+        )
         self.outer_values = values or self.outer_values
         norm = get_total_norm(inner.gradient.values())
         self._observe(train, inner, norm)

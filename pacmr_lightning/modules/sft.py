@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
@@ -41,7 +41,7 @@ MEASURED = 2
 """Validation rows on which the model that is saved, and the merge of an adapter, are checked."""
 
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-"""Default keys of ``peft.LoraConfig``."""
+"""Defaults of ``lora``."""
 
 
 OVERRULED_LLAMA = dict.fromkeys(
@@ -108,7 +108,7 @@ class SFTModule(TrainedOnly):
             )
         known = inspect.signature(LlamaConfig).parameters.keys() - OVERRULED_LLAMA
         check_keys("from_scratch", from_scratch, known, OVERRULED_LLAMA)
-        check_keys("lora", lora, SFT_KEYS, {})
+        check_keys("lora", lora, SFT_KEYS, {}, LoraConfig())
         # A checkpoint keeps plain values only.
         model, save_to = expanded([model, save_to])
         self.save_hyperparameters()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 
@@ -71,19 +72,15 @@ class _FrozenHead(torch.autograd.Function):
     ) -> Tensor:
         pieces_of = zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True)
         values, slopes = zip(*(_with_slopes(head, h, t) for h, t in pieces_of), strict=True)
-        ctx.save_for_backward(hidden, targets, torch.cat(slopes))
-        ctx.head = head
+        ctx.save_for_backward(torch.cat(slopes))
+        ctx.dtype = hidden.dtype
         return torch.cat(values)
 
     @staticmethod
+    @once_differentiable  # the slopes depend on the states
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, targets, slopes = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward: the slopes depend on the states
-            value = _values(ctx.head, hidden, targets)
-            (result,) = torch.autograd.grad(value, hidden, gradient, create_graph=True)
-        else:
-            result = (gradient[:, None] * slopes).to(hidden.dtype)
-        return result, None, None, None
+        (slopes,) = ctx.saved_tensors
+        return (gradient[:, None] * slopes).to(ctx.dtype), None, None, None
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -18,21 +18,25 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import UserError
 from .lora_layer import ADAPTER, LAYERS, PolicyLora, UnsupportedLoraError
 
-PLAIN_KEYS = frozenset(
-    ("alpha_pattern", "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform")
-) | {"rank_pattern", "target_parameters", "use_rslora"}
+_PLACES = ("exclude_modules", "layers_pattern", "layers_to_transform", "target_parameters")
+PLAIN_KEYS = frozenset((*_PLACES, "alpha_pattern", "init_lora_weights", "rank_pattern", "use_rslora"))
 """Keys of ``peft.LoraConfig`` with which an adapter is A and B alone."""
-SFT_KEYS = PLAIN_KEYS | {"r", "lora_alpha", "target_modules", "lora_dropout", "bias", "lora_bias"}
-SFT_KEYS |= {"use_dora", "modules_to_save", "trainable_token_indices", "ensure_weight_tying"}
-"""Keys of ``SFTModule``'s adapter."""
+_MORE = ("bias", "lora_bias", "lora_dropout", "modules_to_save", "trainable_token_indices", "use_dora")
+SFT_KEYS = PLAIN_KEYS.union(("r", "lora_alpha", "target_modules", "ensure_weight_tying"), _MORE)
+"""Keys of ``peft.LoraConfig`` in SFT."""
 
 
 def check_keys(
-    option: str, given: Mapping[str, Any] | None, known: Collection[str], remedies: Mapping[str, str]
+    option: str,
+    given: Mapping[str, Any] | None,
+    known: Collection[str],
+    remedies: Mapping[str, str],
+    defaults: object = None,
 ) -> None:
-    """Raise UserError for a key that is not ``known``, with its remedy, if there is one."""
-    for key in given or {}:
-        if key not in known:
+    """Raise UserError for a key that is not ``known``, with its remedy, unless its value is the default."""
+    for key, value in (given or {}).items():
+        harmless = key not in remedies and hasattr(defaults, key) and getattr(defaults, key) == value
+        if key not in known and not harmless:
             keys, remedy = ", ".join(sorted(known)), remedies.get(key, "remove it")
             raise UserError(f"{option} has the key {key!r}, but it takes {keys}; {remedy}.")
 
@@ -45,10 +49,10 @@ def add_lora(
     If ``custom``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
     """
     initial = options.get("init_lora_weights", True)
-    if initial in ("corda", "eva", "lora_ga"):
+    if initial in ("corda", "eva", "loftq", "lora_ga"):
         raise UserError(
-            f"{option} has init_lora_weights {initial}, which is computed from data that is not given here; "
-            "leave it out."
+            f"{option} has init_lora_weights {initial}, which needs data or weights that are not given "
+            "here; leave it out."
         )
     targets = options["target_modules"]
     # PEFT ignores a name without a match if another one matches.

@@ -76,7 +76,7 @@ class PolicyLora(nn.Module):
     others: Sequence[PolicyLora] = ()
     """Layers that are given this one's input after it, and are computed with it."""
     waiting: tuple[Tensor | None, Any] = None, None
-    """An input, and the output that another layer has computed for it."""
+    """An input, and the output that another layer has just computed for it, with the same fields."""
     casts: Sequence[Tensor] | None = None
     """In ``compute_dtype`` A of this layer and ``others``, (R, in), and each one's B."""
 
@@ -116,11 +116,12 @@ class PolicyLora(nn.Module):
         (known, y), self.waiting = self.waiting, (None, None)
         if x is known:
             return y
-        layers = [self, *self.others]
+        layers = [self, *(other for other in self.others if other.scaling == self.scaling)]
         tensors = chain.from_iterable((each.base_layer(x), *each.factors()) for each in layers)
-        dtype = self.lora_A[ADAPTER].weight.dtype if self.compute_dtype != x.dtype else x.dtype
-        per_pair = [each.per_pair for each in layers]
-        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, self.casts
+        half, per_pair = self.compute_dtype == x.dtype, [each.per_pair for each in layers]
+        dtype = x.dtype if half else self.lora_A[ADAPTER].weight.dtype
+        casts = self.casts if half and len(layers) > len(self.others) else None
+        more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, casts
         outputs = _LoraProducts.apply(x, *more, *tensors)
         for each, y in zip(layers[1:], outputs[1:], strict=True):
             each.waiting = x, y
@@ -133,14 +134,14 @@ def share_inputs(layers: Mapping[str, Any]) -> None:
     ZeRO-3 gathers a layer's weights for its own call, so there each is computed alone.
 
     Args:
-        layers: in the order of the calls, by name; those of PEFT stay alone.
+        layers: in the order of the calls, by name; all of them stay alone if one is PEFT's.
     """
     first, *others = layers.values()
     modules = {name.rpartition(".")[0] for name in layers}
     if len(modules) > 1 or not all(isinstance(layer, PolicyLora) for layer in layers.values()):
         return
     if others and not first.others and not is_sharded(next(first.parameters())):
-        first.others = [layer for layer in others if layer.scaling == first.scaling]
+        first.others = others
 
 
 @contextmanager
@@ -156,18 +157,19 @@ def weights_cast(layers: Sequence[Any], compiled: bool) -> Iterator[None]:
     """
     computed = {other for layer in layers for other in layer.others}
     nodes = [[layer, *layer.others] for layer in layers if layer not in computed]
-    stacks = [[layer.lora_A[ADAPTER].weight for layer in node] for node in nodes]
-    stacks += [[layer.lora_B[ADAPTER].weight] for node in nodes for layer in node]
+    stacks: list[list[Tensor]] = []  # of each node A of all its layers, and each one's B
+    for node in nodes:
+        stacks += [[x.lora_A[ADAPTER].weight for x in node], *([x.lora_B[ADAPTER].weight] for x in node)]
     with torch.no_grad():
         flat = torch.cat([weight.view(-1) for stack in stacks for weight in stack])
     parts = flat.to(layers[0].compute_dtype).split([sum(map(Tensor.numel, stack)) for stack in stacks])
     casts = [part.view(-1, stack[0].shape[1]) for part, stack in zip(parts, stacks, strict=True)]
     for cast in casts if compiled else ():
         torch._dynamo.mark_static(cast)
-    of_b = iter(casts[len(nodes) :])
+    left = iter(casts)
     try:
-        for node, of_a in zip(nodes, casts, strict=False):
-            node[0].casts = [of_a, *islice(of_b, len(node))]
+        for node in nodes:
+            node[0].casts = [*islice(left, 1 + len(node))]
         yield
     finally:
         for node in nodes:

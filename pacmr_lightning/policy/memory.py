@@ -66,29 +66,31 @@ class GradientMemory:
 
     has_stepped: bool = False
     """True after this process's first optimizer step, when a GPU's peak memory is representative."""
-    room: int | None = None
-    """Bytes; None until gradients need many."""
+    limit: int | None = None
+    """Bytes; None until they are first asked for."""
 
     def fits(self, needed: int, device: torch.device) -> bool:
         """Return whether to keep gradients of ``needed`` bytes, the same on all ranks.
 
-        The answer stays the same but for a GPU's first step. A CPU's depends on its RAM, not on what is free,
-        so that a run twice is the same bit for bit.
+        The limit stays the same, but there is none before a GPU's first step. A CPU's depends on its RAM, not
+        on what is free, so that a run twice is the same bit for bit.
         """
-        if needed <= SMALL or (device.type == "cuda" and not self.has_stepped):
-            return needed <= SMALL
-        if self.room is None:
-            room, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
+        if needed <= SMALL:
+            return True
+        if device.type == "cuda" and not self.has_stepped:
+            return False
+        if self.limit is None:
+            limit, of = int(RAM_SHARE * ram()) // ranks(), f"{RAM_SHARE:.1%} of the RAM by processes"
             if device.type == "cuda":
                 # Bytes that neither others nor this process's largest step have taken.
                 left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-                room = int(FREE * (left - torch.cuda.max_memory_allocated(device)))
+                limit = int(FREE * (left - torch.cuda.max_memory_allocated(device)))
                 of = f"{FREE:.0%} of what the largest step so far leaves free"
-            self.room = min_over_ranks(room, device)
-            kept = needed <= self.room
+            self.limit = min_over_ranks(limit, device)
+            kept = needed <= self.limit
             rank_zero_info(
                 f"keep_gradients auto is {str(kept).lower()}: the gradients of an update's pairs take "
-                f"{needed / GIB:.3g} GiB, and they may take {self.room / GIB:.3g} GiB ({of}); "
+                f"{needed / GIB:.3g} GiB, and they may take {self.limit / GIB:.3g} GiB ({of}); "
                 f"overrule it by --model.weighting.keep_gradients {str(not kept).lower()}."
             )
-        return needed <= self.room
+        return needed <= self.limit

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -67,7 +68,7 @@ class PolicyModel(nn.Module):
         rank: LoRA rank.
         alpha: LoRA alpha; the adapter's output is scaled by alpha / rank.
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
-        lora_options: further keys of ``peft.LoraConfig``, of which A and B stay the only weights.
+        lora_options: further keys of ``peft.LoraConfig``, those of ``lora.PLAIN_KEYS``.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
         gradient_checkpointing: recompute activations in backward, for memory. "selective" keeps the base's
             products and attention, and recomputes the rest, such as norms. "auto" recomputes on a GPU, in a
@@ -126,7 +127,7 @@ class PolicyModel(nn.Module):
                 "compile and gradient_checkpointing selective are both set, but torch.compile decides itself "
                 "what a layer keeps; set gradient_checkpointing to true or false."
             )
-        check_keys("lora_options", lora_options, PLAIN_KEYS, OWN_KEYS)
+        check_keys("lora_options", lora_options, PLAIN_KEYS, OWN_KEYS, LoraConfig())
         self.lora = {
             **(lora_options or {}),
             "r": rank,
@@ -277,6 +278,15 @@ class PolicyModel(nn.Module):
         gradients = torch.autograd.grad(loss, list(self.adapter().values()))
         # _foreach_ saves hundreds of kernel launches.
         torch._foreach_add_(list(total.values()), gradients)
+
+    @contextmanager
+    def forgets_outputs(self) -> Iterator[None]:
+        """Forget outputs that layers have computed for others, in case that a pass inside ends early."""
+        try:
+            yield
+        finally:
+            for layer in self._own_layers:
+                layer.waiting = None, None
 
     @contextmanager
     def shifted(self, direction: Direction, scale: float) -> Iterator[None]:

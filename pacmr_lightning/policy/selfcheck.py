@@ -154,8 +154,8 @@ class _PairCheck:
                 f"The predictions of {name} change by {ahead:.1e} nats per token with the tokens after them; "
                 "name a causal language model (a decoder)."
             )
-        groups = dict.fromkeys(tuple(layers[layer] for layer in called) for _, called in calls)
-        if unused := sorted({*layers.values()} - {*chain.from_iterable(groups)}):
+        groups = dict.fromkeys(tuple(called) for _, called in calls)
+        if unused := sorted(layers[layer] for layer in layers.keys() - {*chain.from_iterable(groups)}):
             last = {key.rpartition(".")[2] for key in unused}
             others = [each for each in linear_names(model) if each not in last]
             raise UserError(
@@ -163,8 +163,8 @@ class _PairCheck:
                 f"such as {unused[0]}, so these adapters have no effect; set target_modules to some of "
                 f"[{', '.join(others)}]."
             )
-        for names in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
-            share_inputs({name: model.get_submodule(name) for name in names})
+        for called in sorted(groups, key=len, reverse=True):  # recomputation may have stopped inside one
+            share_inputs({layers[layer]: layer for layer in called})
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:

@@ -72,7 +72,7 @@ class AuditedWeights(Weighting):
         values = {
             "weight": pairs.rows["weight"][:],
             "p_right": pairs.p_right,
-            "votes_for": pairs.votes[:, 0] / pairs.votes.sum(1),
+            "votes_for": pairs.vote_shares,
         }[name]
         if missing := [pair for pair, value in zip(ids, values, strict=True) if value is None]:
             raise UserError(

@@ -35,7 +35,7 @@ def test_an_independent_minimiser_of_the_probe(monkeypatch):
     total = votes.sum(1, keepdims=True)
     scaled = found / np.sqrt(np.square(found).mean(0) * found.shape[1])
     assert np.square(scaled).sum(1).mean() == pytest.approx(1)
-    log_odds = probe_log_odds(found, prompts, votes)
+    log_odds = probe_log_odds(found, prompts, votes[:, 0] / votes.sum(1))
     for learned, judged in GroupKFold(FOLDS, shuffle=True, random_state=0).split(scaled, groups=prompts):
 
         def loss(w, d=scaled[learned], share=votes[learned] / total[learned]):

@@ -189,6 +189,7 @@ CURRICULUM = "--data.curriculum {table}"
         (None, CURRICULUM + " --data.noise_seed 7", "the other label; audit a run with the same noise"),
         (lambda table: table.assign(cross_fit_u=np.nan), CURRICULUM, "no cross-fitted u, by which pairs"),
         (None, CURRICULUM + " --data.curriculum_share 0.1", "Only 6 training pairs are left, fewer than"),
+        (None, CURRICULUM + " --data.curriculum_share 0.001", "Only 0 training pairs are left, fewer than"),
         (None, "--data.curriculum_share 0.4", "but there is no curriculum"),
     ],
 )

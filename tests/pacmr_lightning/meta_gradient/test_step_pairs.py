@@ -112,7 +112,7 @@ def test_on_a_cpu_its_ram_decides(large, monkeypatch):
     """An eighth, once and for all; processes that train together share it, and the one with least decides."""
     policy, batch, gradients, said = large
     for ram, expected in ((8 * gradients, True), (8 * gradients - 8, False)):
-        policy.gradient_memory.room = None
+        policy.gradient_memory.limit = None
         monkeypatch.setattr(memory, "ram", lambda ram=ram: ram)
         assert kept(policy, batch) is expected
         monkeypatch.setattr(memory, "ram", lambda: 0)
@@ -121,7 +121,7 @@ def test_on_a_cpu_its_ram_decides(large, monkeypatch):
     assert said[0].startswith("keep_gradients auto is true: ") and said[0].endswith(f"{overruled} false.")
     assert said[1].startswith("keep_gradients auto is false: ") and said[1].endswith(f"{overruled} true.")
     for name, of in (("ranks", lambda: 2), ("min_over_ranks", lambda value, device: value - 8)):
-        policy.gradient_memory.room = None
+        policy.gradient_memory.limit = None
         with monkeypatch.context() as patch:
             patch.setattr(memory, "ram", lambda: 8 * gradients)
             patch.setattr(memory, name, of)
@@ -138,11 +138,11 @@ def test_on_a_gpu_what_a_step_leaves_free_decides(large, monkeypatch):
     numbers = {"mem_get_info": (gradients, 0), "memory_reserved": 250, "max_memory_allocated": 100}
     for name, value in numbers.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert not policy.keeps_gradients(6) and not said and policy.gradient_memory.room is None
+    assert not policy.keeps_gradients(6) and not said and policy.gradient_memory.limit is None
     policy.gradient_memory.has_stepped = True
     assert not policy.keeps_gradients(6)
-    assert policy.gradient_memory.room == int(memory.FREE * (gradients + 150))
-    policy.gradient_memory.room = None
+    assert policy.gradient_memory.limit == int(memory.FREE * (gradients + 150))
+    policy.gradient_memory.limit = None
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gradients / memory.FREE, 0))
     assert policy.keeps_gradients(6) and policy.keeps_gradients(6)
     assert ["80% of what the largest step so far leaves free" in one for one in said] == [True, True]

@@ -34,7 +34,7 @@ def test_options_that_it_does_not_take(options, message):
         ({"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
         ({"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope"),
         ({"layers_to_transform": [0]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
-        ({"init_lora_weights": "eva"}, "init_lora_weights eva, which is computed from data"),
+        ({"init_lora_weights": "eva"}, "init_lora_weights eva, which needs data"),
         ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
         ({"init_lora_weights": False}, "does not start as the identity"),
     ],
@@ -69,8 +69,10 @@ def test_target_modules_that_the_model_lacks(modules, options, message, save_mod
 
 
 def test_options_that_have_an_effect(save_model):
+    """Beside others with PEFT's defaults, as an adapter_config.json has them."""
     options = {"rank_pattern": {"q_proj": 2}, "exclude_modules": ["down_proj"], "use_rslora": True}
-    policy = PolicyModel(save_model("llama"), rank=4, lora_options=options)
+    default = {"bias": "none", "use_dora": False, "modules_to_save": None, "loftq_config": {}}
+    policy = PolicyModel(save_model("llama"), rank=4, lora_options=options | default)
     policy.build()
     adapter = policy.adapter().items()
     shapes = {name.split(".")[-4]: weight.shape for name, weight in adapter if "lora_A" in name}

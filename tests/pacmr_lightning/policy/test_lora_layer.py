@@ -162,6 +162,11 @@ def test_an_output_is_only_for_the_input_it_was_computed_of(make_policy, make_ba
     of_other = k(x + 1)
     assert k in q.others and q(x) is not None
     torch.testing.assert_close(k(x + 1), of_other)
+    with policy.forgets_outputs():
+        q(x)
+    assert k.waiting == (None, None)
+    k.scaling["default"] = 0.0
+    assert q(x) is not None and torch.equal(k(x), k.base_layer(x))
 
 
 def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
@@ -182,6 +187,13 @@ def test_weights_are_cast_once_a_pass(make_policy, make_batch, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(policy, "_weights_cast", nullcontext)
             assert all(map(torch.equal, found, values()))
+    layer = policy._own_layers[0]
+    for each in (layer, *layer.others):
+        each.base_layer.float()
+    x = torch.randn(3, layer.in_features)
+    expected = layer(x)  # of an input in fp32, by weights in fp32
+    with policy._weights_cast():
+        assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "4bit"])

@@ -120,8 +120,6 @@ CASES = [(*e, outer, OPTIONS[(i + j) % 2]) for i, e in enumerate(ESTIMATORS) for
 @pytest.mark.parametrize(("estimator", "rtol", "micro_batch", "outer", "options"), CASES)
 def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy, make_batch, monkeypatch):
     """The update's gradient, times alpha (which it leaves out), is the gradient of the outer loss."""
-    # Checkpointed logits cannot be differentiated twice; the exact gradient needs that.
-    monkeypatch.setattr("pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **_: f(*args))
     policy = make_policy(double=True)
     policy.train()
     train = with_reference(policy, make_batch(6))
@@ -131,9 +129,13 @@ def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy
     weighting = moved_weighting(objective, estimator, alpha, **options)
     for batch in (meta, meta.augmented or meta):
         policy.rows(batch)  # the self-check
-    # The kernel and the layer that can be differentiated twice: torch's plain one and PEFT's.
+    # What can be differentiated twice: torch's plain kernel, PEFT's layer and whole logits.
     with sdpa_kernel(SDPBackend.MATH), monkeypatch.context() as patch:
         patch.setattr(PolicyLora, "forward", lora.Linear.forward)
+        patch.setattr(
+            "pacmr_lightning.policy.model.token_log_probs",
+            lambda states, head, targets, *_: head(states).log_softmax(1).gather(1, targets[:, None])[:, 0],
+        )
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
