@@ -260,6 +260,8 @@ def _why_dropped(prompt: list[int], responses: list[list[int]], max_length: int,
 
 @lru_cache(maxsize=1000)
 def _reworded(prompt: str, chat: bool) -> str:
+    if not chat:
+        return rewording.reword(prompt)
     return with_texts(prompt, chat, [rewording.reword(text) for text in texts_of(prompt, chat)])
 
 

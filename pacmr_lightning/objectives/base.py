@@ -48,13 +48,13 @@ class Objective(Stateful, ABC):
             rewards: u, Delta, h and log-probabilities of N pairs, with gradient where the step needs one.
         """
 
-    def group_weights(self, losses: Tensor) -> Tensor | None:
-        """Return (N,) weights of this rank's detached losses that sum to 1 over all ranks; None for the mean.
+    def group_weights(self, losses: Tensor) -> Tensor:
+        """Return (N,) weights of this rank's detached losses that sum to 1 over all ranks, if ``grouped``.
 
         The weighted sum of losses has the gradient of the step's loss. Every rank calls it with all of its
         pairs.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} is not grouped")
 
     def group_value(self, losses: Tensor) -> Tensor:
         """Return the 0-dim step's loss over all ranks; by default the plain mean."""

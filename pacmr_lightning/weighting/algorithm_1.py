@@ -98,23 +98,21 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
     sum_over_ranks([total])  # N
-    groups: Sequence[Tensor | None] = [None] * len(pairs.parts)
+    groups = None
     if objective.grouped and len(pairs.parts) > 1:
-        group = objective.group_weights(pairs.current_losses())
-        if group is not None:
-            groups = group.split([len(part) for part, _ in pairs.parts])
+        sizes = [len(part) for part, _ in pairs.parts]
+        groups = iter(objective.group_weights(pairs.current_losses()).split(sizes))
 
     gradient, rewards, losses, parts = pairs.policy.zeros(), [], [], []
-    for part, group in zip(pairs, groups, strict=True):  # line 3: u_i, Delta_i; l_i at omega
+    for part in pairs:  # line 3: u_i, Delta_i; l_i at omega
         rewards.append(part.rewards.detach())
         losses.append(part.losses.detach())
         weights = weighting.weights(rewards[-1], part.batch)  # line 4: g_i
         parts.append(weights)
-        factors: Tensor | None = weights.g / total
+        factors = weights.g / total
         swapped = (1 - weights.g) / total if weighting.soft_labels else None
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(losses[-1]) if group is None else group
-        assert factors is not None, "a grouped objective has weights"
+            factors = objective.group_weights(losses[-1]) if groups is None else next(groups)
         pairs.add_gradient(gradient, part, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
     return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
