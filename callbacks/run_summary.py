@@ -56,6 +56,7 @@ class RunSummary(VisitsCallback):
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         checkpoint[type(self).__name__] |= {
             "seconds": self._seconds,
+            "wall_seconds": time.perf_counter() - self._began,
             "metrics": self._last_metrics(trainer),
             "val_step": self._val_step,
         }
@@ -65,6 +66,7 @@ class RunSummary(VisitsCallback):
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if state := checkpoint.get(type(self).__name__):
             self._seconds = state["seconds"]
+            self._began -= state["wall_seconds"]
             self._metrics, self._val_step = state["metrics"], state["val_step"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -103,7 +103,8 @@ class SampleResponses(Recurring):
         answered = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
         step: dict[str, Any] = {"step": trainer.global_step}
         new = [step | dict(zip(columns, row, strict=True)) for row in answered]
-        self._rows += new
+        before = [row for row in self._rows if row["step"] != trainer.global_step]
+        self._rows = before + new  # a run may be continued here
         if trainer.is_global_zero:
             write_json_lines(Path(trainer.default_root_dir) / RESPONSES, self._rows)
             headings = {"Prompt": "prompt", "Reference": "reference", "Policy": "response"}

@@ -82,7 +82,9 @@ class WeightGap(Recurring):
         known = {f"{PAIR_WEIGHTS}/probe_{name}": value for name, value in row.items() if value is not None}
         log_numbers(trainer, known)
         if trainer.is_global_zero:
-            self._rows.append({"step": trainer.global_step, "pairs": len(weight), **row})
+            step = trainer.global_step
+            before = [known for known in self._rows if known["step"] != step]  # a run may be continued here
+            self._rows = [*before, {"step": step, "pairs": len(weight), **row}]
             write_frame(self._path, pd.DataFrame(self._rows))
 
 

@@ -202,7 +202,8 @@ class PreferenceDataModule(LightningDataModule):
                 rank_zero_info(self._epoch_line())
                 self._warn_of_rules()
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
-            self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
+            found = self._pairs_as_found("validation", self.source.name)
+            self.validation_pairs = self._sampled(self._without_ties(found))
 
     def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         if split in self._filled:
@@ -232,6 +233,16 @@ class PreferenceDataModule(LightningDataModule):
         raw, rows, counts = self._read(split)
         self._announce(name, split, raw, rows, counts)
         return TokenizedPairs(rows, self.tokenizer.pad_token_id)
+
+    def _without_ties(self, pairs: TokenizedPairs) -> TokenizedPairs:
+        better = np.flatnonzero(pairs.vote_shares != 0.5).tolist()
+        if len(better) in (0, len(pairs)):
+            return pairs
+        rank_zero_info(
+            f"{self.source.name}, validation: {len(pairs) - len(better):,} of {len(pairs):,} pairs are ties, "
+            "of which no response is better; they are left out."
+        )
+        return pairs.select(better)
 
     def _sampled(self, pairs: TokenizedPairs) -> TokenizedPairs:
         if (size := self.validation_sample) is None or size >= len(pairs):

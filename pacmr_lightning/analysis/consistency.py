@@ -24,8 +24,8 @@ def judged_pairs(
     """Compute u of pairs (``pairs``: a random number) under both prompts; log-probabilities are cached.
 
     Returns one row per pair: ``id``, ``prompt`` (index among distinct prompts), ``u`` and ``augmented_u``
-    (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (false if rules made the
-    augmented prompt). ``attrs["no_augmented_prompt"]`` counts pairs without one.
+    (nats), ``clean`` (0 if ``flipped``, NaN for a tie, else 1), ``category``, ``given_view`` (false if rules
+    made the augmented prompt). ``attrs["no_augmented_prompt"]`` counts pairs without one.
     """
     data.setup("fit" if split == "train" else "validate")
     known = data.train_pairs if split == "train" else data.validation_pairs
@@ -56,7 +56,7 @@ def judged_pairs(
             "prompt": pd.factorize(rows["prompt"])[0],
             "u": u[0],
             "augmented_u": u[1],
-            "clean": np.not_equal(chosen.flipped, 1).astype(int),
+            "clean": np.where(chosen.vote_shares == 0.5, np.nan, np.not_equal(chosen.flipped, 1)),
             "category": rows["category"],
             "given_view": ~rows["by_rules"],
         }
@@ -77,14 +77,14 @@ def consistency_by_threshold(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.D
         pairs[name].to_numpy() for name in ("u", "augmented_u", "clean", "prompt")
     )
     first = np.heaviside(u, 0.5)
-    right = np.where(clean == 1, first, 1 - first)
+    right, better = np.where(clean == 1, first, 1 - first), ~np.isnan(clean)
     same = ((u > 0) == (augmented_u > 0)) / 2 + ((u >= 0) == (augmented_u >= 0)) / 2
     l1 = 2 * np.abs(expit(u) - expit(augmented_u))
     rows = []
     for tau, kept in zip(taus, passes(u, taus).T, strict=True):
         row = {"tau": tau, "pairs": len(u), "prompts": len(np.unique(prompts)), **_mean("l1", l1, prompts)}
         row |= {"retained": kept.sum(), **_mean("coverage", kept.astype(float), prompts)}
-        row |= _mean("clean_accuracy", right[kept], prompts[kept])
+        row |= _mean("clean_accuracy", right[kept & better], prompts[kept & better])
         rows.append(row | _mean("direction_agreement", same[kept], prompts[kept]))
     return pd.DataFrame(rows)
 

@@ -1,5 +1,7 @@
 """Manual review: random samples, and files of decisions."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +97,24 @@ class Decisions:
             f"{bare} of {len(self.rows)} decisions name no hash of their texts, so their pairs are found by "
             "id alone."
         ] * (bare > 0)
+
+    def spread(self, pairs: pd.DataFrame) -> Decisions:
+        """Return the decisions with those on other rows of a decided pair, each seen from its own label.
+
+        A row's own decision counts for itself; ties get none. ``pairs`` have columns of ``votes_on_pairs``.
+        """
+        other = {"keep": "swap", "swap": "keep"}
+        columns = [pairs[name].tolist() for name in ("id", "pair", "side", "tie")]
+        by_pair: dict[int, tuple[str, int]] = {}
+        for name, pair, side, _ in zip(*columns, strict=True):
+            if name in self.rows:
+                by_pair.setdefault(pair, (self.rows[name]["decision"], side))
+        rows = dict(self.rows)
+        for name, pair, side, tie in zip(*columns, strict=True):
+            if name not in rows and pair in by_pair and not tie:
+                word, of = by_pair[pair]
+                rows[name] = {"decision": word if side == of else other.get(word, word), "sample": False}
+        return Decisions(self.path, rows)
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the table with ``decision`` (NA for none), by which ``p`` and ``p_majority`` are 1 or 0."""

@@ -173,7 +173,8 @@ def conclude(
 
     The answers of judges are kept in the file ``answers``; default: in the folder.
     """
-    pairs, decided = scored.pairs, options.decided
+    pairs, tied = scored.pairs, scored.pairs["tie"].to_numpy()
+    decided = None if options.decided is None else options.decided.spread(pairs)
     scorer = alone = scored.scorer if decided is None else _combine(scored, decided)
     u, prompts = pairs[SCORES[alone]].to_numpy(), pairs["prompt"].to_numpy()
     votes, asking = scored.votes, list[str]()
@@ -182,7 +183,9 @@ def conclude(
             p = agreement(u, prompts, votes, options.noise_rate, resamples=0).p
             # Rows with votes on one pair have the verdict on its first row, seen from their own label.
             _, rows, pair = np.unique(pairs["pair"], return_index=True, return_inverse=True)
-            places, first = rows[pairs_to_judge(p[rows], options.judged_pairs)], rows[pair]
+            first = rows[pair]
+            rows = rows[pairs["pair"].iloc[rows].isin(pairs["pair"][~tied])]  # ties are never suspected
+            places = rows[pairs_to_judge(p[rows], options.judged_pairs)]
             cast, asking = ask_judges(pairs, places, scored.rows, options, answers or folder / ANSWERS)
             side = pairs["side"].to_numpy()
             cast = cast[first] * (side * side[first])[:, None]
@@ -207,7 +210,7 @@ def conclude(
     columns += [*pairs.filter(regex=f"^{VOTE}").columns, "texts"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
-    drawn = random_sample(pairs["id"].tolist(), options.sample)
+    drawn = random_sample(pairs["id"][~tied].tolist(), options.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     if (folder / AUDITED_PAIRS).exists():  # what an earlier audit has left
@@ -224,7 +227,7 @@ def conclude(
         write_frame(path, tables[path.stem])
     files["report.html"] = folder / "report.html"
     write_text(files["report.html"], page)
-    cleaned, changes = None, _changes(table, options)
+    cleaned, changes = None, _changes(table, options.action, decided)
     # A file without changes is written only if it is asked for.
     output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
     if output is not None:
@@ -251,15 +254,15 @@ def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
     return "combined"
 
 
-def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
+def _changes(table: pd.DataFrame, action: str | None, decided: Decisions | None) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspected label errors, unless decided by hand."""
     suspected = set(table["id"][table["suggested"] == "swap"])
-    action = options.action or ("drop" if options.decided is None else None)
+    action = action or ("drop" if decided is None else None)
     drop = suspected if action == "drop" else set()
     swap = suspected if action == "swap" else set()
-    if options.decided is None:
+    if decided is None:
         return drop, swap
-    keep, wrong, out = map(options.decided.named, ("keep", "swap", "drop"))
+    keep, wrong, out = map(decided.named, ("keep", "swap", "drop"))
     return drop - keep - wrong | out, swap - keep - out | wrong
 
 

@@ -83,10 +83,8 @@ def export(
             "checkpoint with --checkpoint."
         )
     summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
-    if summary is not None and summary["steps"] == step:
-        step = int(summary["metrics"].get("val/guard/restored_step", step))  # where KLGuard went back
-    elif summary is not None:  # numbers of another state
-        summary = {"metrics": {}, "counts": summary.get("counts")}
+    if summary is not None and summary["metrics"].get("val/guard/restored_step", summary["steps"]) != step:
+        summary = {"metrics": {}, "counts": summary.get("counts")}  # those were of another state
     print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
     with replacing(path) as folder:
         folder.mkdir()

@@ -156,29 +156,21 @@ def _listed(model: PreTrainedModel, without: str = "") -> str:
     return f"[{', '.join(name for name in linear_names(model) if repr(name) not in without)}]"
 
 
-def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the A and B linears of every LoRA layer by parameter name."""
-    return {
-        f"{name}.{part}.{ADAPTER}.weight": getattr(layer, part)[ADAPTER]
-        for name, layer in model.named_modules()
-        if isinstance(layer, LoraLayer)
-        for part in ("lora_A", "lora_B")
-    }
-
-
 def check_lora(model: PeftModel) -> None:
     """Raise UserError unless the adapter is on linear layers, or experts, and starts as the identity."""
     for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer) and not isinstance(layer, (PolicyLora, ParamWrapper)):
+        if not isinstance(layer, LoraLayer):
+            continue
+        if not isinstance(layer, (PolicyLora, ParamWrapper)):
             raise UserError(
                 f"target_modules has {name}, where PEFT's layer is of the kind {type(layer).__name__}, but "
                 "this method takes adapters on linear layers; leave it out, or set it to all-linear."
             )
-    if any(".lora_B." in name and linear.weight.any() for name, linear in lora_linears(model).items()):
-        raise UserError(
-            "The adapter does not start as the identity, so the policy would not start at the reference; "
-            "remove init_lora_weights from lora_options."
-        )
+        if layer.lora_B[ADAPTER].weight.any():  # type: ignore[operator]
+            raise UserError(
+                "The adapter does not start as the identity, so the policy would not start at the reference; "
+                "remove init_lora_weights from lora_options."
+            )
 
 
 def own_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PolicyLora]:

@@ -23,7 +23,7 @@ from ..waiting import waiting
 from .attention import AskedLayout, AttentionPlan, attention_of, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora, lora_linears, own_layers
+from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora, own_layers
 from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, weights_cast
 from .memory import GradientMemory, return_freed_memory
 from .merged_adapters import save_with_base
@@ -169,8 +169,8 @@ class PolicyModel(nn.Module):
         base.config.use_cache = False
         self.peft = add_lora(base, self.lora, "lora_options", custom=True)
         check_lora(self.peft)
-        # A dict, not submodules: self.peft registers them already.
-        self._linears = lora_linears(self)
+        # Dicts, not submodules: self.peft registers them already.
+        self._adapter = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self._lora_layers = {
             name: layer for name, layer in self.named_modules() if isinstance(layer, LoraLayer)
         }
@@ -232,8 +232,7 @@ class PolicyModel(nn.Module):
 
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""
-        # torch annotates a linear's weight as any tensor.
-        return {name: linear.weight for name, linear in self._linears.items()}  # type: ignore[misc]
+        return self._adapter
 
     def lora_layers(self) -> dict[tuple[str, str], PolicyLora]:
         """The adapter's layers by the names of A and B; raises UnsupportedLoraError for one on experts."""

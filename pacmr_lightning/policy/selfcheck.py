@@ -28,7 +28,7 @@ from .attention import (
     use_attention,
 )
 from .chunked_log_probs import upcast
-from .lora import linear_names, lora_linears
+from .lora import linear_names
 from .lora_layer import share_inputs
 from .positions import length_limit
 from .token_layout import Layout, Rows, alone_rows, rows_of, wide
@@ -73,7 +73,7 @@ def choose_plan(
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
-    device = next(iter(lora_linears(model).values())).weight.device
+    device = next(p for p in model.parameters() if p.requires_grad).device
     pairs = move_data_to_device(batch.extremes(), device)
     check = _PairCheck(model, pairs, score, trusted, compiled)
     candidates = attention_plans(model, asked, layout, device)

@@ -119,7 +119,9 @@ def load_run(
         objects.model.micro_batch_size = min(objects.data.global_batch_size, MOST_AT_ONCE)
     checkpoint = _restore(objects.model, run.checkpoint)
     objects.data.trained_options = checkpoint.get("options", {})
-    return objects.model, objects.data, checkpoint["global_step"]
+    guard = checkpoint.get("KLGuard", {})
+    step = guard["step"] if guard.get("ended") else checkpoint["global_step"]  # where it went back
+    return objects.model, objects.data, step
 
 
 def ready(module: PreferenceModule) -> PolicyModel:

@@ -44,13 +44,16 @@ def read_summary(run: str | Path) -> dict[str, Any]:
     """Return the numbers of a finished run; UserError if its folder has no readable summary."""
     path = local_path(run) / SUMMARY
     try:
-        return json.loads(path.read_text())
+        summary = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); train again.") from None
+    if not {"method", "metrics"} <= summary.keys():
+        raise UserError(f"{path} is not of a run of preferences; name the folder of one.")
+    return summary
 
 
 def weight_parts(run_folder: str | Path) -> list[Path]:

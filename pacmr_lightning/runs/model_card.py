@@ -86,6 +86,7 @@ def model_card(
     if summary is not None:
         values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
         metrics = {key: value for key, value in values.items() if value is not None}
+    last = (summary or {}).get("val_step")
     counts = ((summary or {}).get("counts") or {}).items()
     names = ("pacmr-lightning", "torch", "transformers", "peft")
     text = (files(__package__) / "model_card.jinja").read_text(encoding="utf-8")
@@ -111,6 +112,7 @@ def model_card(
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,
         metrics=metrics,
+        validated="" if last in (None, step) else f" after update {last:,}",
         vnet=isinstance(module.vnet, VNet),
         versions={name: importlib.metadata.version(name) for name in names},
     )

@@ -32,10 +32,11 @@ def fit(tiny_llama, pair_rows, tmp_path, monkeypatch):
 
 def test_a_run_that_goes_too_far(fit, recwarn, capsys):
     vnet = "--model.weighting VNetWeighting --model.weighting.every 1"
+    watched = with_callback("WeightGap"), with_callback("SampleResponses", prompts=2, max_new_tokens=2)
     sampled = with_callback("SequenceKL", samples=4, max_new_tokens=4, every=2)
     each = "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k -1"
     guard = with_callback("KLGuard", pairs=4, every=2, warn=1e-4, stop=0.3)
-    run = f"{vnet} {sampled} {guard} {each} --trainer.min_epochs 2"
+    run = f"{vnet} {sampled} {guard} {' '.join(watched)} {each} --trainer.min_epochs 2"
     last = fit("run", run)
     said = [str(w.message) for w in recwarn if "nats per token away" in str(w.message)]
     assert "KLGuard ends the training: after" in said[-1] and last["global_step"] < 16
@@ -64,6 +65,10 @@ def test_a_run_that_goes_too_far(fit, recwarn, capsys):
     assert f"KLGuard has ended this run; its policy is that of update {kept}. Start" in str(
         recwarn[-1].message
     )
+    assert load_run(find_run("run", "last"))[2] == kept
+    for table in ("analysis/weight-gap.csv", "responses.jsonl"):  # nothing is there twice
+        rows = (Path("run") / table).read_text().splitlines()
+        assert len(set(rows)) == len(rows) > 1
 
 
 def test_the_number_it_stops_by(fit):

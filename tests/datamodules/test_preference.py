@@ -161,6 +161,15 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
     assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text
 
 
+def test_ties_are_not_validated(data, write_rows, pair_rows, caplog):
+    """They have no better response, by which an accuracy could be measured."""
+    rows = [row | {"id": f"{i}"} | ({"label": "tie"} if i % 2 else {}) for i, row in enumerate(pair_rows(10))]
+    with caplog.at_level("INFO"):
+        (datamodule := data(Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")
+    assert datamodule.validation_pairs.rows["id"][:] == ["0", "2", "4", "6", "8"]
+    assert "validation: 5 of 10 pairs are ties, of which no response is better; they are left" in caplog.text
+
+
 def test_what_processes_share(data):
     datamodule = data()
     datamodule.setup("fit")

@@ -53,6 +53,10 @@ def test_large_rewards_and_ties():
     assert found["retained"].tolist() == [4, 3, 1]
     np.testing.assert_allclose(found["clean_accuracy"], [2.5 / 4, 2 / 3, 1])
     np.testing.assert_allclose(found["direction_agreement"], [2.5 / 4, 2 / 3, 0])
+    [found] = measured([(1.0, 1.0, 1), (-1.0, 1.0, np.nan)], (0.5,)).to_dict(
+        "records"
+    )  # a label that is a tie
+    assert (found["pairs"], found["clean_accuracy"], found["direction_agreement"]) == (2, 1, 0.5)
 
 
 def test_standard_error_of_clusters_is_that_of_a_bootstrap():

@@ -258,7 +258,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--cleaned a.parquet --action drop", "ending in"),
         ("--max_length 9", "/run is a run, whose configuration has it; leave it out"),
         ("--checkpoint first", "no checkpoint first"),
-        ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
+        ("--sample 99", f"sample is 99, but there are {PAIRS} pairs without ties; lower it"),
         ("--decisions {odd}", "has a decision on 'nobody', which is no training pair here"),
         ("--cleaned {odd} --decisions {odd}", "odd.jsonl, which is the file of decisions; name another file"),
     ],

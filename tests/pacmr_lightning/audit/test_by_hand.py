@@ -104,6 +104,19 @@ def test_few_decisions(audit, plain, capsys):
     ]
 
 
+def test_a_decision_is_on_the_pair_and_not_on_ties(tmp_path):
+    """It counts for other rows of the pair, seen from their own label; no tie is sampled."""
+    audit = Audit(tmp_path)
+    audit.pairs["observed"], audit.wrong = "chosen", {}
+    audit.pairs.loc[:3, "pair"], audit.pairs.loc[2, "side"], audit.pairs.loc[3, "tie"] = 0, -1, True
+    table = audit(decisions=audit.decide("one.jsonl", [{"id": "pair-0", "decision": "swap"}]), sample=N - 1)
+    assert table["decision"].dropna().to_dict() == {"pair-0": "swap", "pair-1": "swap", "pair-2": "keep"}
+    assert table["p"][["pair-0", "pair-1", "pair-2"]].tolist() == [0, 0, 1]
+    cleaned = {row["id"]: row["chosen"][0] for row in read_lines(tmp_path / "cleaned.jsonl")}
+    assert [cleaned[f"pair-{i}"] for i in range(4)] == ["b", "b", "g", "g"]
+    assert "pair-3" not in [pair["id"] for pair in pairs_on((tmp_path / "report.html").read_text())]
+
+
 @pytest.mark.parametrize("action", [None, "drop", "swap"])
 def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     suspected = plain.index[plain["suggested"] == "swap"].tolist()

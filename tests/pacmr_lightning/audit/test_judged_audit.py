@@ -73,14 +73,18 @@ def test_votes_through_the_command(words, server, capsys):
 
 
 def test_a_verdict_is_a_vote_on_each_row_of_a_pair(words, server):
-    """Of 200 pairs the last 40 are labelled by two annotators, one for each response."""
+    """Of 200 pairs the last 40 are labelled by two annotators, one for each response; ties are not judged."""
     place = [min(i, 160) + max(0, i - 160) // 2 for i in range(N)]
     rows = [by_one_word(place[i], wrong=i % 4 == 0 if i < 160 else i % 2 == 0) for i in range(N)]
+    for row in rows[1:160:8]:
+        row["label"] = "tie"
     write_lines("pairs.jsonl", [row | {"id": f"{i}", "annotator": "ab"[i % 2]} for i, row in enumerate(rows)])
     cli.main(words)
     assert len({json.dumps(body["messages"]) for body in server.requests}) == 2 * JUDGED
     assert pd.read_csv("audit/judges.csv")["pairs"].tolist() == [JUDGED]
-    table = pd.read_parquet("audit/pairs.parquet").set_index("id").loc[[f"{i}" for i in range(160, N)]]
+    table = pd.read_parquet("audit/pairs.parquet").set_index("id")
+    assert table["vote_1"][[f"{i}" for i in range(1, 160, 8)]].isna().all()
+    table = table.loc[[f"{i}" for i in range(160, N)]]
     first, second = table[::2].reset_index(), table[1::2].reset_index()
     assert (first["vote_1"].dropna() == -second["vote_1"].dropna()).sum() > 5
     assert (first["p"] + second["p"]).to_numpy() == pytest.approx(1, abs=1e-6)

@@ -250,6 +250,11 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
     assert "base_model" not in data and "datasets" not in data, "neither of them is on the Hub"
     assert str(tmp_path.parent) not in card.content and str(run.parent) not in card.content
     summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"val_step": 1}))
+    cli.main(["export", str(run), "exports/later", *options])
+    (run / "summary.json").write_text(json.dumps(summary))
+    later = "values: `val/` on the validation pairs after update 1, the"
+    assert later in ModelCard.load("exports/later/README.md").content and later not in card.content
     for text in (
         "after 2 policy updates",
         "`model`",

@@ -78,6 +78,8 @@ augment
     source, output must be given.
 compare file
     file/summary.json does not exist;
+compare judged
+    judged/summary.json is not of a run of preferences; name the folder of one.
 sweep a --dry-run
     --dry-run: unknown option; did you mean --dry_run?
 analyze a --taus 0.6 x
@@ -119,6 +121,8 @@ def test_words_of_a_config(text, sentence, config, capsys):
 def test_words_of_all_commands(arguments, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
+    (tmp_path / "judged").mkdir()
+    (tmp_path / "judged" / "summary.json").write_text('{"pairs": 3}')
     assert said(capsys, arguments).startswith(sentence)
 
 
