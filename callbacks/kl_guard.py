@@ -72,7 +72,8 @@ class KLGuard(Recurring):
         if "adapter" not in self._state:
             self._keep(trainer, pl_module)
         every = self.every
-        checks = 1 / every if isinstance(every, float) else planned_updates(trainer) / (every or 1)
+        self._updates = planned_updates(trainer)
+        checks = 1 / every if isinstance(every, float) else self._updates / (every or self._updates)
         most = SHARE * 3 * trained_pairs(trainer) / (2 * checks)
         held_out = datamodule(trainer).validation_pairs
         number = min(self.pairs or int(min(32, max(4, most))), len(held_out))
@@ -81,6 +82,10 @@ class KLGuard(Recurring):
             step = self._state["step"]
             rank_zero_warn(f"KLGuard has ended this run; its policy is that of update {step}. Start another.")
             _end(trainer)
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Return whether to check after this update, as always after the run's last one."""
+        return super().is_due(trainer) or trainer.global_step == self._updates
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Check no more: the run may have been stopped, and nothing can be logged here."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
-from pacmr_lightning.errors import UserError, check_at_least, check_within
+from pacmr_lightning.errors import UserError, check_at_least, check_choice, check_within
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
@@ -33,6 +33,8 @@ from .tokenizer import load_tokenizer
 
 _TEXTS = "texts of the training pairs"
 """Name of their hash in ``fit_options``."""
+
+AskedReference = Literal["live", "cached"]
 
 
 class PreferenceDataModule(LightningDataModule):
@@ -62,7 +64,7 @@ class PreferenceDataModule(LightningDataModule):
         task: a name for the run's folder and summary.
         clean_meta: a source whose training pairs have clean labels, for meta-batches of those instead of
             augmented training pairs (the weighting's outer objective has to fit). Training leaves these pairs
-            out, by id.
+            out, by id or texts.
         augmentations: Parquet file of ``pacmr augment``, whose prompts' pairs are then those of meta-batches;
             read where meta-batches are training pairs under augmented prompts.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
@@ -97,7 +99,7 @@ class PreferenceDataModule(LightningDataModule):
         task: str = "preferences",
         clean_meta: Source | None = None,
         augmentations: str | None = None,
-        reference: Literal["live", "cached"] = "live",
+        reference: AskedReference = "live",
         predict_prompts: int | None = 800,
         predict_seed: int = 42,
         predict_max_length: int = 4096,
@@ -128,6 +130,7 @@ class PreferenceDataModule(LightningDataModule):
         """r(prompt, response) of the source, or None if unknown."""
         self.tokenizer_name = str(tokenizer)
         self.max_length = max_length
+        check_choice(Tokenization, tokenization=tokenization)
         self.tokenization = tokenization
         self.global_batch_size = global_batch_size
         self.validation_batch_size = validation_batch_size
@@ -146,6 +149,7 @@ class PreferenceDataModule(LightningDataModule):
         self.task = task
         self.clean_meta = clean_meta
         self.augmentations = augmentations
+        check_choice(AskedReference, reference=reference)
         self.reference = reference
         self.predict_prompts = predict_prompts
         self.predict_seed = predict_seed
@@ -280,9 +284,12 @@ class PreferenceDataModule(LightningDataModule):
         self._all_train_pairs = pairs = TokenizedPairs(rows, self.tokenizer.pad_token_id, swapped, who)
         self._kept = list(range(len(pairs)))
         if self.clean_pairs is not None:
-            held_out = set(self.clean_pairs.rows["id"][:])
-            self._check_held_out(rows, held_out.intersection(ids))
-            self._kept = [i for i, name in enumerate(ids) if name not in held_out]
+            ours, clean = _contents(rows), _contents(self.clean_pairs.rows)
+            held_out = dict(zip(self.clean_pairs.rows["id"][:], clean, strict=True))
+            self._check_held_out(dict(zip(ids, ours, strict=True)), held_out)
+            texts = set(clean)  # made ids of a pair with the other label differ
+            both = enumerate(zip(ids, ours, strict=True))
+            self._kept = [i for i, (name, text) in both if name not in held_out and text not in texts]
             pairs = pairs.select(self._kept)
             counts["in clean_meta"] = len(rows) - len(pairs)
         counts["flipped"] = sum(pairs.swapped)
@@ -294,11 +301,10 @@ class PreferenceDataModule(LightningDataModule):
         self._announce(self.source.name, "train", raw, rows, counts)
         return pairs
 
-    def _check_held_out(self, rows: Dataset, shared: set[str]) -> None:
+    def _check_held_out(self, ours: dict[str, Any], clean: dict[str, Any]) -> None:
         """Refuse clean pairs with the ids of training pairs and other texts; labels may differ."""
-        assert self.clean_pairs is not None
-        ours, theirs = (_contents(each, shared) for each in (rows, self.clean_pairs.rows))
-        if other := sorted(name for name in shared if ours[name] != theirs[name]):
+        shared = ours.keys() & clean.keys()
+        if other := sorted(name for name in shared if ours[name] != clean[name]):
             raise UserError(
                 f"clean_meta has the id {other[0]!r} of a training pair with other texts ({len(other)} of "
                 f"{len(shared)} common ids), so it cannot be held out; give clean pairs of these data, or "
@@ -456,10 +462,10 @@ class PreferenceDataModule(LightningDataModule):
         return options | {name: value[:12] for name, value in hashes.items()}
 
 
-def _contents(rows: Dataset, ids: set[str]) -> dict[str, tuple[bytes, list[bytes]]]:
-    """Return prompt and responses of some pairs as tokens, whichever response is chosen."""
-    values = zip(rows["id"][:], row_bytes(rows, "prompt_ids", "chosen_ids", "rejected_ids"), strict=True)
-    return {name: (prompt, sorted(sides)) for name, (prompt, *sides) in values if name in ids}
+def _contents(rows: Dataset) -> list[tuple[bytes, ...]]:
+    """Return each pair's prompt and responses as tokens, whichever response is chosen."""
+    tokens = row_bytes(rows, "prompt_ids", "chosen_ids", "rejected_ids")
+    return [(prompt, *sorted(sides)) for prompt, *sides in tokens]
 
 
 def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:

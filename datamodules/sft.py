@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.errors import UserError, check_at_least, check_choice
 from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
 from pacmr_lightning.policy.positions import check_tokens
@@ -80,6 +80,7 @@ class SFTDataModule(LightningDataModule):
         self.tokenizer_name: str | None = expanded(tokenizer)
         self.vocab_size = vocab_size
         self.max_length = max_length
+        check_choice(Tokenization, tokenization=tokenization)
         self.tokenization = tokenization
         self.batch_size = batch_size
         self.seed = seed

@@ -13,7 +13,7 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.conversation import Messages
-from pacmr_lightning.policy.chat_template import Rendered, end_tokens, render
+from pacmr_lightning.policy.chat_template import Rendered, end_tokens, render, with_one_prompt
 
 from . import rewording
 from .augmentation.augmented_prompts import Augmentations
@@ -24,7 +24,7 @@ from .reading import response_text
 from .token_report import CHANGED, CUT, EMPTY, NO_AUGMENTED_PROMPT, REASONS, SPECIAL, TWO_BOS
 from .tokenizer import tokenizer_digest
 
-_LAYOUT = 14
+_LAYOUT = 15
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 Tokenization = Literal["default", "openrlhf"]
@@ -148,8 +148,8 @@ def _tokenize_rows(
     special = re.compile("|".join(map(re.escape, (*tokenizer.all_special_tokens, *added))))
     texts: list[list[Rendered]] = []
     verdicts: list[tuple[str | None, bool]] = []
-    names = ("reason", "chat", "tools", "chat_template_kwargs", "prompt", *columns.responses)
-    for reason, chat, tools, kwargs, prompt, *sides in zip(*(rows[name] for name in names), strict=True):
+    names = ("id", "reason", "chat", "tools", "chat_template_kwargs", "prompt", *columns.responses)
+    for name, reason, chat, tools, kwargs, prompt, *sides in zip(*(rows[n] for n in names), strict=True):
         if reason is not None:
             texts.append([Rendered("", "", False)] * count)
             verdicts.append((reason, False))
@@ -158,7 +158,7 @@ def _tokenize_rows(
         plain = sides
         if chat:
             messages, options = decode_messages(prompt), template_options(tools, kwargs)
-            texts.append([render(tokenizer, messages, decode_messages(side)[0], options) for side in sides])
+            texts.append(_rendered(tokenizer, name, messages, sides, options))
             plain = [response_text(side, chat) for side in sides]
         else:
             texts.append([Rendered(prompt, text, False) for text in sides])
@@ -197,6 +197,20 @@ def _tokenize_rows(
     return out
 
 
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    messages: Messages,
+    sides: Sequence[str],
+    options: dict[str, Any],
+) -> list[Rendered]:
+    try:
+        answers = [decode_messages(side)[0] for side in sides]
+        return with_one_prompt([render(tokenizer, messages, answer, options) for answer in answers])
+    except UserError as error:
+        raise UserError(f"{error} The row is {name!r}.") from None
+
+
 def _tokenize_completions(rows: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
     out = _tokenize_rows(SFT, rows, **options) | {"id": rows["id"]}
     return {name: out[name] for name in _COMPLETIONS}
@@ -207,9 +221,9 @@ def _tokenize_pairs(
 ) -> dict[str, list[Any]]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     views, by_rules = [], []
-    names = ("id", "prompt", "chosen", "chat", "tools", "chat_template_kwargs", "reason", "augmented_prompt")
-    columns = (rows[name] for name in names)
-    for name, prompt, chosen, chat, tools, kwargs, reason, given in zip(*columns, strict=True):
+    names = ("id", "prompt", "chosen", "rejected", "chat", "tools", "chat_template_kwargs", "reason")
+    columns = (rows[name] for name in (*names, "augmented_prompt"))
+    for name, prompt, chosen, rejected, chat, tools, kwargs, reason, given in zip(*columns, strict=True):
         by_rules.append(not given if augmentations is None else prompt in augmentations.by_rules)
         if reason is not None:
             view = ""
@@ -219,8 +233,8 @@ def _tokenize_pairs(
             # The prompt itself counts as none, having the same tokens.
             view = augmentations.of(name, prompt)
         if chat and reason is None:
-            arguments = template_options(tools, kwargs)
-            view = render(tokenizer, decode_messages(view), decode_messages(chosen)[0], arguments).prompt
+            arguments, sides = template_options(tools, kwargs), (chosen, rejected)
+            view = _rendered(tokenizer, name, decode_messages(view), sides, arguments)[0].prompt
         views.append(view)
     out = _tokenize_rows(PREFERENCES, rows, **options, views=views)
     view_ids = out.pop("view_ids")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from operator import ge, gt, le, lt
+from typing import Any, get_args
 
 _BOUNDS = {"[": ("at least", ge), "(": ("above", gt), "]": ("at most", le), ")": ("below", lt)}
 
@@ -47,6 +48,14 @@ def check_within(interval: str, hint: str = "", /, **options: float | None) -> N
 def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's text, or its type's name, without the period."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def check_choice(kind: Any, **options: object) -> None:
+    """Raise a UserError for the first option that is no value of a ``Literal`` type."""
+    for name, value in options.items():
+        if value not in get_args(kind):
+            *others, last = map(str, get_args(kind))
+            raise UserError(f"{name} is {value}, but it must be {', '.join(others)} or {last}.")
 
 
 def check_rates(**rates: float) -> None:

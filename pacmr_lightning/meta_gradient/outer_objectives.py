@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import UNKNOWN, MicroBatchSize, PairBatch
-from ..errors import UserError, check_within
+from ..errors import UserError, check_choice, check_within
 from ..policy import Direction, PolicyModel
 from ..rewards import Rewards
 from ..strategies.ranks import sum_over_ranks
+
+Normalizer = Literal["meta", "retained"]
 
 
 @dataclass
@@ -141,8 +143,9 @@ class PromptAugmentationConsistency(PromptConsistency):
             (Qu et al., section 5.4), "retained" by the number of the others (section 5.3).
     """
 
-    def __init__(self, tau: float = 0.6, normalize: Literal["meta", "retained"] = "meta"):
+    def __init__(self, tau: float = 0.6, normalize: Normalizer = "meta"):
         check_within("[0.5, 1)", " (Qu et al.: 0.6)", tau=tau)
+        check_choice(Normalizer, normalize=normalize)
         self.tau = tau
         self.normalize = normalize
 

@@ -93,6 +93,12 @@ def render(
     return Rendered(start, response, _changes([*prompt, answer], start + response))
 
 
+def with_one_prompt(sides: list[Rendered]) -> list[Rendered]:
+    """Return responses to one prompt with the shortest of its forms; the rest belongs to the responses."""
+    shortest = min((side.prompt for side in sides), key=len)
+    return [Rendered(shortest, side.prompt[len(shortest) :] + side.response, side.changed) for side in sides]
+
+
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 

@@ -56,11 +56,13 @@ def add_lora(
         )
     targets = options["target_modules"]
     # PEFT ignores a name without a match if another one matches.
-    for key in ("target_modules", "exclude_modules"):
+    for key in ("target_modules", "exclude_modules", "modules_to_save"):
         if isinstance(options.get(key), (list, tuple, set)):
             for target in options[key]:
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
-                    raise UserError(f"{key} names {target}, {_which_there_are(model)}")
+                    fix = f"but {type(model).__name__} has no such module; leave it out."
+                    fix = fix if key == "modules_to_save" else _which_there_are(model)
+                    raise UserError(f"{key} names {target}, {fix}")
     asked = options.keys() - {"r", "target_modules"}
     if others := _without_adapters(model):
         rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
-from ..errors import UserError, check_at_least, check_within, first_line, is_out_of_memory
+from ..errors import UserError, check_at_least, check_choice, check_within, first_line, is_out_of_memory
 from ..files import expanded
 from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded, shape
@@ -114,6 +114,9 @@ class PolicyModel(nn.Module):
         check_within("[1, inf)", " (Qu et al.: 16)", rank=rank)
         check_within("(0, inf)", " (Qu et al.: 32)", alpha=alpha)
         check_at_least(1, logit_chunk=logit_chunk)
+        check_choice(LoraDtype, lora_compute_dtype=lora_compute_dtype)
+        check_choice(AskedLayout, layout=layout)
+        check_choice(AskedDtype, dtype=dtype)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)
@@ -145,8 +148,6 @@ class PolicyModel(nn.Module):
         self.logit_chunk = logit_chunk
         self.compiles = compile
         self.quantization = quantization
-        if lora_compute_dtype not in get_args(LoraDtype):
-            raise UserError(f"lora_compute_dtype is {lora_compute_dtype}, but it must be float32 or base.")
         self.lora_compute_dtype = lora_compute_dtype
         self.gradient_memory = GradientMemory()
         self.generates_alone: bool | None = None

@@ -114,6 +114,18 @@ def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
         make(augmentations=augmentations(few)).train_dataloader()
 
 
+def test_clean_pairs_without_ids_are_held_out_by_their_texts(make, write_rows, pair_rows):
+    rows = pair_rows(30)
+    clean = [dict(row) for row in rows[:8]]
+    for row in clean[::2]:
+        row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+    own = [row | {"id": f"{i}"} for i, row in enumerate(rows)]
+    for given in (rows, own):
+        train, held_out = write_rows(given, "rows.jsonl"), write_rows(clean, "clean.jsonl")
+        data = make(Files(train, train), clean_meta=Files(held_out, held_out), meta_batch_size=8)
+        assert data.counts["train"]["in clean_meta"] == 8
+
+
 def test_clean_pairs_come_as_meta_and_never_as_train(make):
     noise = AnnotatorNoise(0.4)
     options = {"global_batch_size": 8, "noise": noise, "clean_meta": EmbeddedWorld(16, 1)}

@@ -180,6 +180,20 @@ def test_a_generation_prompt_that_conversations_lack():
     assert "<think>" in sentence and "prompts end where the two part" in sentence
 
 
+@pytest.mark.parametrize("sides", [("<think>\nhm</think>4", "5"), ("4", "<think>\nhm</think>5")])
+def test_one_response_that_begins_as_a_generation_prompt_ends(sides):
+    """The prompt is the same for both, also the augmented one, and each response is whole."""
+    tokenizer = build(
+        "byte level", template=CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    )
+    row = chat_row(*sides) | {"augmented_prompt": [{"role": "user", "content": "which colour?"}]}
+    [found] = tokenize_pairs(pairs(row), tokenizer, 300)[0]
+    for name, text in zip(("chosen", "rejected"), sides, strict=True):
+        assert tokenizer.decode(found[f"{name}_ids"]) == f"{text}<|im_end|>"
+    for name in ("prompt", "augmented"):
+        assert tokenizer.decode(found[f"{name}_ids"]).endswith("<|im_start|>assistant\n")
+
+
 def test_a_template_without_a_generation_prompt():
     tokenizer = build("byte level", template=CHATML.partition("{% if add_generation_prompt")[0])
     [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]

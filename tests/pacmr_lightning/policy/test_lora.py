@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, SFTDataModule
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.lora import add_lora
 
@@ -85,6 +87,28 @@ def test_a_regular_expression_and_conv1d(save_model):
     assert len(policy.adapter()) == 4
     with pytest.raises(UserError, match=r"names q_proj, .*\[c_attn, c_fc, c_proj\]"):
         PolicyModel(save_model("gpt2"), target_modules=["q_proj"]).build()
+
+
+def test_a_module_that_there_is_not(save_model):
+    model = AutoModelForCausalLM.from_pretrained(save_model("llama"))
+    options = {"r": 2, "target_modules": "all-linear", "modules_to_save": ["nope"]}
+    with pytest.raises(UserError, match="modules_to_save names nope, but"):
+        add_lora(model, options, "lora")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PolicyModel("a", layout="Separate"), "Separate, but it must be auto, shared or separate"),
+        (lambda: PolicyModel("a", dtype="float16"), "float16, but it must be auto, float32 or bfloat16"),
+        (lambda: PromptAugmentationConsistency(normalize="M"), "M, but it must be meta or retained"),
+        (lambda: PreferenceDataModule(EmbeddedWorld(8), "a", reference="Live"), "must be live or cached"),
+        (lambda: SFTDataModule(EmbeddedWorld(8), "a", tokenization="X"), "must be default or openrlhf"),
+    ],
+)
+def test_choices_from_python(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
 
 
 def test_an_adapter_starts_alike_on_every_device(save_model):
