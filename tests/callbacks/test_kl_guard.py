@@ -62,9 +62,8 @@ def test_a_run_that_goes_too_far(fit, recwarn, capsys):
         torch.testing.assert_close(found["weighting"]["vnet"], free["weighting"]["vnet"], rtol=0, atol=0)
     recwarn.clear()
     assert fit("run", f"{run} --ckpt_path last")["global_step"] == last["global_step"]
-    assert f"KLGuard has ended this run; its policy is that of update {kept}. Start" in str(
-        recwarn[-1].message
-    )
+    ended = f"KLGuard has ended this run; its policy is that of update {kept}. Start"
+    assert ended in str(recwarn[-1].message)
     assert load_run(find_run("run", "last"))[2] == kept
     for table in ("analysis/weight-gap.csv", "responses.jsonl"):  # nothing is there twice
         rows = (Path("run") / table).read_text().splitlines()

@@ -162,7 +162,6 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
 
 
 def test_ties_are_not_validated(data, write_rows, pair_rows, caplog):
-    """They have no better response, by which an accuracy could be measured."""
     rows = [row | {"id": f"{i}"} | ({"label": "tie"} if i % 2 else {}) for i, row in enumerate(pair_rows(10))]
     with caplog.at_level("INFO"):
         (datamodule := data(Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")

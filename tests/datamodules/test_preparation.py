@@ -119,8 +119,7 @@ def test_clean_pairs_without_ids_are_held_out_by_their_texts(make, write_rows, p
     clean = [dict(row) for row in rows[:8]]
     for row in clean[::2]:
         row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-    own = [row | {"id": f"{i}"} for i, row in enumerate(rows)]
-    for given in (rows, own):
+    for given in (rows, [row | {"id": f"{i}"} for i, row in enumerate(rows)]):
         train, held_out = write_rows(given, "rows.jsonl"), write_rows(clean, "clean.jsonl")
         data = make(Files(train, train), clean_meta=Files(held_out, held_out), meta_batch_size=8)
         assert data.counts["train"]["in clean_meta"] == 8

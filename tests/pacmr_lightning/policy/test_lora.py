@@ -91,9 +91,8 @@ def test_a_regular_expression_and_conv1d(save_model):
 
 def test_a_module_that_there_is_not(save_model):
     model = AutoModelForCausalLM.from_pretrained(save_model("llama"))
-    options = {"r": 2, "target_modules": "all-linear", "modules_to_save": ["nope"]}
     with pytest.raises(UserError, match="modules_to_save names nope, but"):
-        add_lora(model, options, "lora")
+        add_lora(model, {"r": 2, "target_modules": "all-linear", "modules_to_save": ["nope"]}, "lora")
 
 
 @pytest.mark.parametrize(

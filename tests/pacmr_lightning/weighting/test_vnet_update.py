@@ -132,10 +132,8 @@ def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy
     # What can be differentiated twice: torch's plain kernel, PEFT's layer and whole logits.
     with sdpa_kernel(SDPBackend.MATH), monkeypatch.context() as patch:
         patch.setattr(PolicyLora, "forward", lora.Linear.forward)
-        patch.setattr(
-            "pacmr_lightning.policy.model.token_log_probs",
-            lambda states, head, targets, *_: head(states).log_softmax(1).gather(1, targets[:, None])[:, 0],
-        )
+        whole = lambda h, head, t, *_: head(h).log_softmax(1)[range(len(t)), t]  # noqa: E731
+        patch.setattr("pacmr_lightning.policy.model.token_log_probs", whole)
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
