@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from .command_line.exceptions import sentence, stop
+from .command_line.exceptions import file_trouble, sentence, stop
 from .command_line.output import only_results
 from .command_line.short_forms import EXAMPLE, page, run_page
 from .waiting import waiting
@@ -138,6 +139,14 @@ def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
     return words[0], getattr(import_module(f".commands.{file}", __package__), file), words[1:]
 
 
+def _of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Say in a sentence that TensorBoard's thread cannot write; the main thread ends by the same error."""
+    if (said := failed.exc_value and file_trouble(failed.exc_value)) is None:
+        threading.__excepthook__(failed)
+    else:
+        print(said, file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -160,6 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     if words[1:] in (["--help"], ["-h"]) and words[0] in RUNS:
         print(page() if words[0] == "fit" else run_page(words[0], RUNS[words[0]]))
         sys.exit(0)
+    threading.excepthook = _of_thread
     try:
         with only_results(), _loading():
             if words[0] in TOOLS:

@@ -16,8 +16,10 @@ class UserError(Exception):
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause of that, and so on."""
-    while error is not None:
+    """Yield an exception, its cause, the cause of that, and so on, each once: they may form a circle."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 

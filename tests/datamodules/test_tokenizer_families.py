@@ -182,7 +182,6 @@ def test_a_generation_prompt_that_conversations_lack():
 
 @pytest.mark.parametrize("sides", [("<think>\nhm</think>4", "5"), ("4", "<think>\nhm</think>5")])
 def test_one_response_that_begins_as_a_generation_prompt_ends(sides):
-    """The prompt is the same for both, also the augmented one, and each response is whole."""
     tokenizer = build(
         "byte level", template=CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
     )

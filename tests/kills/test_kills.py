@@ -151,9 +151,9 @@ def test_slurm_gets_its_job_back(runs, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_full_disk(runs, strategy):
-    """A limit on the size of files (in KB) stands for the disk: over at a figure, then at a checkpoint."""
+    """A limit on the size of files (in KB) stands for the disk: TensorBoard's fills it, then a checkpoint."""
     run, options = runs.folder / f"full-{strategy}", ()
-    for limit in (150, 50):
+    for limit in (200, 50):
         output = runs.finish(runs.start(run, strategy, *options, FILE_LIMIT=1024 * limit), status=2)
         lines = [line for line in output.splitlines() if line.startswith("pacmr: ")]
         assert len(lines) == 1 and "The disk is full" in lines[0], output

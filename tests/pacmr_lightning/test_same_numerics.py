@@ -145,7 +145,6 @@ def test_algorithm_1_by_hand(options, keep, dtype, tiny_tokenizer_folder, make_p
     # Written down once: a seed means the same pairs on every machine and in every version.
     firsts = 208, 72, 160, 248, 41, 227, 128, 219, 232, 0, 124, 226
     assert all(f"world-0-{i}" in batch.train.ids for i, batch in zip(firsts, batches, strict=True))
-    assert {f"world-0-{i}" for i in (208, 64, 5, 19)} < set(batches[0].train.ids)
     found = [p.detach().clone().double() for p in learned]
     policy.double()
     for p, value in zip(learned, start, strict=True):

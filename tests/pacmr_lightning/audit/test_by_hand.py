@@ -104,8 +104,7 @@ def test_few_decisions(audit, plain, capsys):
     ]
 
 
-def test_a_decision_is_on_the_pair_and_not_on_ties(tmp_path):
-    """It counts for other rows of the pair, seen from their own label; no tie is sampled."""
+def test_a_decision_counts_for_all_rows_of_a_pair_but_ties_which_are_not_sampled(tmp_path):
     audit = Audit(tmp_path)
     audit.pairs["observed"], audit.wrong = "chosen", {}
     audit.pairs.loc[:3, "pair"], audit.pairs.loc[2, "side"], audit.pairs.loc[3, "tie"] = 0, -1, True

@@ -38,6 +38,10 @@ def test_the_machine_s_memory():
     wrapped.__cause__ = RuntimeError("CUDA error: out of memory")
     assert "Out of memory; lower micro" in str(out_of_memory(wrapped))
     assert out_of_memory(RuntimeError("The size of tensor a must match")) is None
+    circle = ValueError("raised again")
+    circle.__cause__ = OSError("by a thread")
+    circle.__cause__.__context__ = circle
+    assert out_of_memory(circle) is None
 
 
 def test_the_version(capsys):

@@ -70,8 +70,7 @@ def test_target_modules_that_the_model_lacks(modules, options, message, save_mod
         PolicyModel(save_model("llama"), target_modules=modules, lora_options=options).build()
 
 
-def test_options_that_have_an_effect(save_model):
-    """Beside others with PEFT's defaults, as an adapter_config.json has them."""
+def test_options_that_have_an_effect_beside_pefts_defaults(save_model):
     options = {"rank_pattern": {"q_proj": 2}, "exclude_modules": ["down_proj"], "use_rslora": True}
     default = {"bias": "none", "use_dora": False, "modules_to_save": None, "loftq_config": {}}
     policy = PolicyModel(save_model("llama"), rank=4, lora_options=options | default)
