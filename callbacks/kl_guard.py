@@ -69,6 +69,8 @@ class KLGuard(Recurring):
         """Keep the state that the run starts from; a run that was ended trains no more."""
         if not trainer.global_step or "warned" not in self._state:
             self._state = {"warned": False}
+        if self.stop is None:
+            self._state.pop("ended", None)
         if "adapter" not in self._state:
             self._keep(trainer, pl_module)
         every = self.every

@@ -47,7 +47,7 @@ class RunSummary(VisitsCallback):
         if stage == "fit":
             self._began = time.perf_counter()
             self._rows: Tensor | None = None
-            self._seconds = 0.0
+            self._seconds = self._wall = 0.0
             self._metrics: dict[str, float] = {}
             self._val_step: int | None = None
 
@@ -56,7 +56,7 @@ class RunSummary(VisitsCallback):
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         checkpoint[type(self).__name__] |= {
             "seconds": self._seconds,
-            "wall_seconds": time.perf_counter() - self._began,
+            "wall_seconds": self._wall + time.perf_counter() - self._began,
             "metrics": self._last_metrics(trainer),
             "val_step": self._val_step,
         }
@@ -65,8 +65,7 @@ class RunSummary(VisitsCallback):
         """Restore the state, on any number of ranks."""
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if state := checkpoint.get(type(self).__name__):
-            self._seconds = state["seconds"]
-            self._began -= state["wall_seconds"]
+            self._seconds, self._wall = state["seconds"], state["wall_seconds"]
             self._metrics, self._val_step = state["metrics"], state["val_step"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -119,7 +118,7 @@ class RunSummary(VisitsCallback):
             "steps": trainer.global_step,
             **_statistics(rows),
             "seconds": self._seconds,
-            "wall_seconds": time.perf_counter() - self._began,
+            "wall_seconds": self._wall + time.perf_counter() - self._began,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),
             **_of_vnet(pl_module),

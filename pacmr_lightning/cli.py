@@ -139,12 +139,22 @@ def tool_of(words: list[str]) -> tuple[str, Callable[..., Any], list[str]]:
     return words[0], getattr(import_module(f".commands.{file}", __package__), file), words[1:]
 
 
-def _of_thread(failed: threading.ExceptHookArgs) -> None:
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
     """Say in a sentence that TensorBoard's thread cannot write; the main thread ends by the same error."""
-    if (said := failed.exc_value and file_trouble(failed.exc_value)) is None:
-        threading.__excepthook__(failed)
-    else:
-        print(said, file=sys.stderr)
+    before = threading.excepthook
+
+    def of_thread(failed: threading.ExceptHookArgs) -> None:
+        if (said := failed.exc_value and file_trouble(failed.exc_value)) is None:
+            before(failed)
+        else:
+            print(said, file=sys.stderr)
+
+    threading.excepthook = of_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -169,7 +179,6 @@ def main(arguments: list[str] | None = None) -> None:
     if words[1:] in (["--help"], ["-h"]) and words[0] in RUNS:
         print(page() if words[0] == "fit" else run_page(words[0], RUNS[words[0]]))
         sys.exit(0)
-    threading.excepthook = _of_thread
     try:
         with only_results(), _loading():
             if words[0] in TOOLS:
@@ -180,7 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
             else:
                 # None, not sys.argv, since DDP restarts its processes with sys.argv.
                 run = partial(import_module(".commands.fit", __package__).PacmrCLI, arguments)
-        run()
+        with _quiet_threads():
+            run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # closed by the reader, such as head

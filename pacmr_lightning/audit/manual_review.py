@@ -101,17 +101,14 @@ class Decisions:
     def spread(self, pairs: pd.DataFrame) -> Decisions:
         """Return the decisions with those on other rows of a decided pair, each seen from its own label.
 
-        A row's own decision counts for itself; ties get none. ``pairs`` have columns of ``votes_on_pairs``.
+        Ties neither give nor get one. ``pairs`` have columns of ``votes_on_pairs``.
         """
-        other = {"keep": "swap", "swap": "keep"}
-        columns = [pairs[name].tolist() for name in ("id", "pair", "side", "tie")]
-        by_pair: dict[int, tuple[str, int]] = {}
-        for name, pair, side, _ in zip(*columns, strict=True):
-            if name in self.rows:
-                by_pair.setdefault(pair, (self.rows[name]["decision"], side))
-        rows = dict(self.rows)
-        for name, pair, side, tie in zip(*columns, strict=True):
-            if name not in rows and pair in by_pair and not tie:
+        words, other, rows = self.words, {"keep": "swap", "swap": "keep"}, dict(self.rows)
+        votes = pairs.loc[~pairs["tie"], ["id", "pair", "side"]].to_numpy().tolist()
+        read = [(pair, (words[name], side)) for name, pair, side in votes if name in words]
+        by_pair = dict(one for one in reversed(read) if one[1][0] != "unsure")
+        for name, pair, side in votes:
+            if name not in rows and pair in by_pair:
                 word, of = by_pair[pair]
                 rows[name] = {"decision": word if side == of else other.get(word, word), "sample": False}
         return Decisions(self.path, rows)

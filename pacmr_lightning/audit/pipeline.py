@@ -174,8 +174,9 @@ def conclude(
     The answers of judges are kept in the file ``answers``; default: in the folder.
     """
     pairs, tied = scored.pairs, scored.pairs["tie"].to_numpy()
-    decided = None if options.decided is None else options.decided.spread(pairs)
-    scorer = alone = scored.scorer if decided is None else _combine(scored, decided)
+    given = options.decided
+    scorer = alone = scored.scorer if given is None else _combine(scored, given)
+    decided = None if given is None else given.spread(pairs)
     u, prompts = pairs[SCORES[alone]].to_numpy(), pairs["prompt"].to_numpy()
     votes, asking = scored.votes, list[str]()
     with waiting("Estimating how many annotators would agree"):

@@ -108,8 +108,8 @@ def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFra
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
     given = int(pairs["given_view"].sum())
     parts = [
-        f"after {step:,} updates the probe's accuracy on all {len(pairs):,} {split} pairs is {accuracy}"
-        + (", on which it was trained" if split == "train" else ""),
+        f"after {step:,} updates the probe's accuracy on all {pairs['clean'].count():,} {split} pairs with a "
+        f"better response is {accuracy}" + (", on which it was trained" if split == "train" else ""),
         f"augmented prompts: {given:,} from the data, {len(pairs) - given:,} by rules, which change the "
         "surface only",
     ]

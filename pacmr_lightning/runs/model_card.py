@@ -112,7 +112,7 @@ def model_card(
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,
         metrics=metrics,
-        validated="" if last in (None, step) else f" after update {last:,}",
+        validated="" if last in (None, (summary or {}).get("steps")) else f" after update {last:,}",
         vnet=isinstance(module.vnet, VNet),
         versions={name: importlib.metadata.version(name) for name in names},
     )
