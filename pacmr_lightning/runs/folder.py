@@ -51,7 +51,7 @@ def read_summary(run: str | Path) -> dict[str, Any]:
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); train again.") from None
-    if not {"method", "metrics"} <= summary.keys():
+    if "metrics" not in summary:
         raise UserError(f"{path} is not of a run of preferences; name the folder of one.")
     return summary
 
