@@ -1,8 +1,4 @@
-"""The parts of Algorithm 1, which ``weighting.algorithm_1`` puts together.
-
-``outer_objectives`` compute d_meta at omega - alpha gradient, where ``PolicyModel.shifted`` runs the policy;
-estimators in ``step_pairs`` compute c_i = d_meta . grad l_i(omega) of each training pair.
-"""
+"""The parts of Algorithm 1 that ``weighting.algorithm_1`` puts together: d_meta and c_i."""
 
 from .outer_objectives import (
     CleanPreference,
