@@ -56,7 +56,7 @@ def inspect_pairs(
         (rows, counts), table = kept[split], hashes[split]
         lengths = pd.DataFrame(part_lengths(rows, *_COLUMNS).T, columns=_PARTS)
         chosen, rejected = lengths["chosen"], lengths["rejected"]
-        votes = TokenizedPairs(rows, tokenizer.pad_token_id).votes
+        ties = TokenizedPairs(rows, tokenizer.pad_token_id).ties
         numbers[split] = {
             "counts": counts,
             "prompts": table["prompt"].nunique(),
@@ -67,7 +67,7 @@ def inspect_pairs(
                 "chosen_longer": float((chosen > rejected).mean()),
                 "rejected_longer": float((chosen < rejected).mean()),
             },
-            "repeats": count_repeats(table[votes[:, 0] != votes[:, 1]]),  # a tie contradicts no label
+            "repeats": count_repeats(table[~ties]),  # a tie contradicts no label
             "warnings": list(token_warnings(tokenizer, read[split], rows, split)),
         }
     return numbers, TokenizedPairs(kept["train"][0], tokenizer.pad_token_id)

@@ -239,7 +239,7 @@ class PreferenceDataModule(LightningDataModule):
         return TokenizedPairs(rows, self.tokenizer.pad_token_id)
 
     def _without_ties(self, pairs: TokenizedPairs) -> TokenizedPairs:
-        better = np.flatnonzero(pairs.vote_shares != 0.5).tolist()
+        better = np.flatnonzero(~pairs.ties).tolist()
         if len(better) in (0, len(pairs)):
             return pairs
         rank_zero_info(
@@ -288,8 +288,7 @@ class PreferenceDataModule(LightningDataModule):
             held_out = dict(zip(self.clean_pairs.rows["id"][:], clean, strict=True))
             self._check_held_out(dict(zip(ids, ours, strict=True)), held_out)
             texts = set(clean)  # made ids of a pair with the other label differ
-            both = enumerate(zip(ids, ours, strict=True))
-            self._kept = [i for i, (name, text) in both if name not in held_out and text not in texts]
+            self._kept = [i for i, name in enumerate(ids) if name not in held_out and ours[i] not in texts]
             pairs = pairs.select(self._kept)
             counts["in clean_meta"] = len(rows) - len(pairs)
         counts["flipped"] = sum(pairs.swapped)

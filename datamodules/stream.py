@@ -7,7 +7,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
@@ -68,7 +67,6 @@ class TrainingStream(TorchDataset[TrainingBatch]):
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
-        self.lengths = pairs.lengths()
         if self.meta_every is None:
             return
         check_rank_shares("meta_batch_size", meta_batch_size, world_size)
@@ -86,7 +84,6 @@ class TrainingStream(TorchDataset[TrainingBatch]):
                 f"prompts and change few of them; {smaller}write paraphrases with pacmr augment and give the "
                 "file as --data.augmentations, or use a method without VNet, such as --method dpo."
             )
-        self.meta_lengths = clean_meta.lengths() if clean_meta else self.lengths
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -100,19 +97,20 @@ class TrainingStream(TorchDataset[TrainingBatch]):
         else:
             start = step % len(self) * self.global_batch_size
             rows = list(range(start, start + self.global_batch_size))
-        return TrainingBatch(self.pairs.batch(self._share(rows, self.lengths)), self._meta(step))
+        return TrainingBatch(self.pairs.batch(self._share(rows, self.pairs)), self._meta(step))
 
     def _meta(self, step: int) -> PairBatch | None:
         if self.meta_every is None or step % self.meta_every:
             return None
         number = step // self.meta_every
         block = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
-        rows = self._share([self.eligible[i] for i in block], self.meta_lengths)
-        return (self.clean_meta or self.pairs).batch(rows, augmented=self.clean_meta is None)
+        pairs = self.clean_meta or self.pairs
+        rows = self._share([self.eligible[i] for i in block], pairs)
+        return pairs.batch(rows, augmented=self.clean_meta is None)
 
-    def _share(self, rows: list[int], lengths: np.ndarray) -> list[int]:
+    def _share(self, rows: list[int], pairs: TokenizedPairs) -> list[int]:
         """Return this rank's rows, longest first, so that micro-batches need little padding."""
-        return sorted(rows[self.rank :: self.world_size], key=lambda row: -lengths[row])
+        return sorted(rows[self.rank :: self.world_size], key=lambda row: -pairs.row_lengths[row])
 
 
 def check_rank_shares(option: str, size: int, world_size: int) -> None:

@@ -198,11 +198,7 @@ def _tokenize_rows(
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    messages: Messages,
-    sides: Sequence[str],
-    options: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, sides: Sequence[str], options: Any
 ) -> list[Rendered]:
     try:
         answers = [decode_messages(side)[0] for side in sides]

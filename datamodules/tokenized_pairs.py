@@ -79,6 +79,11 @@ class TokenizedPairs:
         return votes[:, 0] / votes.sum(1)
 
     @property
+    def ties(self) -> np.ndarray:
+        """(N,) whether as many votes are for either response."""
+        return self.vote_shares == 0.5
+
+    @property
     def own_columns(self) -> list[str]:
         """Names out of ``weight``, ``p_right`` and ``votes_for`` of which any row has a value."""
         names = ("weight", "p_right", "votes_for")
@@ -101,6 +106,11 @@ class TokenizedPairs:
         """Return (N,) tokens of each pair: its prompt, or ``augmented`` one if any, and both responses."""
         prompt = "augmented_ids" if augmented else "prompt_ids"
         return part_lengths(self.rows, prompt, "chosen_ids", "rejected_ids").sum(0)
+
+    @cached_property
+    def row_lengths(self) -> np.ndarray:
+        """(N,) ``lengths`` of the rows, by which batches are sorted."""
+        return self.lengths()
 
     def longest(self, count: int, augmented: bool = False) -> PairBatch:
         """Return the ``count`` longest pairs by falling length, or all; under ``augmented`` prompts."""

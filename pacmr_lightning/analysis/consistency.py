@@ -56,7 +56,7 @@ def judged_pairs(
             "prompt": pd.factorize(rows["prompt"])[0],
             "u": u[0],
             "augmented_u": u[1],
-            "clean": np.where(chosen.vote_shares == 0.5, np.nan, np.not_equal(chosen.flipped, 1)),
+            "clean": np.where(chosen.ties, np.nan, np.not_equal(chosen.flipped, 1)),
             "category": rows["category"],
             "given_view": ~rows["by_rules"],
         }

@@ -49,7 +49,7 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
         {
             "votes_for": total[:, 0],
             "votes_against": total[:, 1],
-            "tie": own[:, 0] == own[:, 1],
+            "tie": pairs.ties,
             "pair": pair,
             "side": side,
         }

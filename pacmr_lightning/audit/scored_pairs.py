@@ -223,7 +223,7 @@ def _placed(name: str, options: AuditOptions) -> PolicyModel:
 def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
     """Return notes on the decisions; raise if these, the sample or the files to write do not fit."""
     ids = pairs.rows["id"][:]
-    if options.sample > (number := int((pairs.vote_shares != 0.5).sum())):
+    if options.sample > (number := int((~pairs.ties).sum())):
         raise UserError(f"sample is {options.sample}, but there are {number} pairs without ties; lower it.")
     table = Path(options.output or "", AUDITED_PAIRS)
     for written in (table, table.with_name(source.cleaned_name)):

@@ -107,7 +107,7 @@ class SFTModule(TrainedOnly):
                 "float32 with trainer.precision bf16-mixed, or give lora."
             )
         known = inspect.signature(LlamaConfig).parameters.keys() - OVERRULED_LLAMA
-        check_keys("from_scratch", from_scratch, known, OVERRULED_LLAMA)
+        check_keys("from_scratch", from_scratch, known, OVERRULED_LLAMA, None)
         check_keys("lora", lora, SFT_KEYS, {}, LoraConfig())
         # A checkpoint keeps plain values only.
         model, save_to = expanded([model, save_to])

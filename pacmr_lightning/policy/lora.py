@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -27,11 +27,7 @@ SFT_KEYS = PLAIN_KEYS.union(("r", "lora_alpha", "target_modules", "ensure_weight
 
 
 def check_keys(
-    option: str,
-    given: Mapping[str, Any] | None,
-    known: Collection[str],
-    remedies: Mapping[str, str],
-    defaults: object = None,
+    option: str, given: Mapping[str, Any] | None, known: Set[str], remedies: Mapping[str, str], defaults: Any
 ) -> None:
     """Raise UserError for a key that is not ``known``, with its remedy, unless its value is the default."""
     for key, value in (given or {}).items():

@@ -137,8 +137,7 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
 def unused_columns(weighting: Weighting, pairs: Any) -> Iterator[str]:
     """Yield sentences on weights, votes and ties of training pairs that a weighting does not use."""
     name = type(weighting).__name__
-    votes, counted = pairs.votes, [number is not None for number in pairs.rows["votes_for"][:]]
-    ties = votes[:, 0] == votes[:, 1]
+    ties, counted = pairs.ties, [number is not None for number in pairs.rows["votes_for"][:]]
     others = [column for column in pairs.own_columns if column not in weighting.columns]
     if "votes_for" in others and ties[counted].all():
         others.remove("votes_for")
