@@ -19,7 +19,7 @@ ALONE_SLOW = (
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
     *("ddp-tokens", "ddp-disagree", "ddp-guarded", "zero1", "zero2-micro-packed-selective"),
-    "zero3-few-packed",
+    "zero3-few-packed-selective",
 )
 TOGETHER_SLOW = (
     *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
@@ -127,7 +127,7 @@ def test_equal_to_one_process(request, group, case, expected):
 
 
 @pytest.mark.parametrize(
-    ("case", "group"), [("zero3-few-packed", "together"), slow("ddp-few", "all_together")]
+    ("case", "group"), [("zero3-few-packed-selective", "together"), slow("ddp-few", "all_together")]
 )
 def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
     """A meta-batch of two pairs, one per rank, of which one is retained: more ranks than pairs."""
@@ -150,7 +150,7 @@ def test_a_base_in_4_bits(forked, make_base, folder):
 
 def test_stage_3_keeps_parts_only(base, alone, together):
     """A half, rounded up, of all numbers; Adam has two for each of the adapter's."""
-    held = together["zero3-few-packed"]["held"]
+    held = together["zero3-few-packed-selective"]["held"]
     assert held["base_here"] == held["adapter_here"] == 0
     weights = AutoModelForCausalLM.from_pretrained(base).num_parameters()
     adapter = sum(v.numel() for v in alone["single"]["adapter"].values())
