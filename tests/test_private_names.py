@@ -47,6 +47,8 @@ TABLE = {
     "torch:Tensor": "_is_view",
     "torch._ops": "OpOverload",
     "torch._dynamo.config": "recompile_limit specialize_float",
+    "torch.utils._python_dispatch": "TorchDispatchMode",
+    "torch.utils.checkpoint": "_CachedTorchDispatchMode",
     "transformers:PreTrainedConfig": "_attn_implementation",
     "transformers:PreTrainedModel": "_supports_flash_attn _supports_sdpa set_attn_implementation",
     "transformers.modeling_layers": "GradientCheckpointingLayer",

@@ -15,7 +15,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachedTorchDispatchMode,
+    create_selective_checkpoint_contexts,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -297,14 +302,32 @@ def recompute_activations(
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
     if recomputed == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _kept)
+        options["context_fn"] = _keeping
     getattr(model, f"{kind}_checkpointing_enable")(options)
 
 
-def _kept(context: object, operation: torch._ops.OpOverload, *_: Any, **__: Any) -> CheckpointPolicy:
+def _keeping() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """Return the contexts of a layer's first pass, which stores what is kept, and of its recomputation."""
+    first, _ = create_selective_checkpoint_contexts(_policy)
+    return first, _KeptAlone(_policy, first.storage)
+
+
+def _policy(_: object, operation: torch._ops.OpOverload, *args: Any, **options: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if _is_kept(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_kept(operation: torch._ops.OpOverload) -> bool:
     name = operation.name()
-    products = name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
-    return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE
+    return name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
+
+
+class _KeptAlone(_CachedTorchDispatchMode):
+    """torch's also counts the other operations, which are not the same where ZeRO-3 gathers parameters."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_kept(func):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **kwargs or {})
 
 
 def compile_layers(model: PreTrainedModel) -> None:

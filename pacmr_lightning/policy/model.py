@@ -18,7 +18,7 @@ from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_choice, check_within, first_line, is_out_of_memory
 from ..files import expanded
 from ..strategies.ranks import max_over_ranks
-from ..strategies.sharding import is_sharded, partition_again, shape
+from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
 from .attention import AskedLayout, AttentionPlan, attention_of, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
@@ -434,8 +434,6 @@ class PolicyModel(nn.Module):
 
     def _predictions(self, rows: Rows) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """(K, H) states that predict the response tokens, and the function from states to logits."""
-        if self.gradient_checkpointing == "selective":
-            partition_again(self.adapter().values())
         with self._weights_cast():
             if rows.whole_logits:
                 return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()

@@ -29,17 +29,6 @@ def whole(parameters: Iterable[nn.Parameter], change: bool = False) -> AbstractC
     return deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if change else None)
 
 
-def partition_again(parameters: Iterable[nn.Parameter]) -> None:
-    """Partition parameters that a backward pass left whole, as DeepSpeed does itself after a step alone.
-
-    Without this, a pass might find parameters whole that its recomputation would gather.
-    """
-    for parameter in filter(is_sharded, parameters):
-        if parameter.ds_status.name == "AVAILABLE" and not parameter.ds_persist:
-            parameter.ds_active_sub_modules.clear()
-            parameter.partition()
-
-
 def shape(parameter: nn.Parameter) -> torch.Size:
     """The whole parameter's shape."""
     return torch.Size(parameter.ds_shape) if is_sharded(parameter) else parameter.shape
