@@ -84,6 +84,8 @@ def _holds(place: str, file: str) -> bool:
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of the tokenizer's saved files, the same in every process and after any use."""
     digest = hashlib.sha256()
+    for name in ("is_local", "local_files_only"):  # how it was loaded, which HF_HUB_OFFLINE changes
+        tokenizer.init_kwargs.pop(name, None)
     # Padding and truncation of an earlier call would be saved; a plain call resets them.
     tokenizer("", verbose=False)
     with tempfile.TemporaryDirectory() as folder:

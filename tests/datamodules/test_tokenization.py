@@ -71,6 +71,8 @@ def test_augmented_prompts(tokenizer):
 
 SECOND_PROCESS = """
 import os, sys
+from huggingface_hub import constants
+constants.HF_HUB_OFFLINE = not constants.HF_HUB_OFFLINE
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer, train_tokenizer
