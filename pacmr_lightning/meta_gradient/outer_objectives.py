@@ -106,7 +106,7 @@ def _consistency_metrics(
     """Metrics over all ranks; u and flipped are (M,), retained indices, view and targets (K,)."""
     original, flips, as_observed = u[retained], flipped[retained], targets >= 0.5
     known = flips != UNKNOWN
-    total = _sums_over_ranks(
+    total = sums_over_ranks(
         {
             "pairs": torch.ones_like(u),
             "retained": torch.ones_like(view),
@@ -189,7 +189,7 @@ class CleanPreference(OuterObjective):
         pairs = right.sum()
         sum_over_ranks([pairs])
         d_meta, u = _gradient(policy, beta, meta, meta[:1], right, pairs, micro_batch_size)
-        total = _sums_over_ranks({"loss": pseudo_label_loss(u, right), "right": u > 0})
+        total = sums_over_ranks({"loss": pseudo_label_loss(u, right), "right": u > 0})
         metrics = {"meta/loss": total["loss"] / pairs, "meta/accuracy": total["right"] / pairs}
         return OuterGradient(d_meta, int(pairs), metrics)
 
@@ -224,8 +224,8 @@ def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
     return Rewards(policy.log_probs(pairs), policy.reference_log_probs(pairs), beta).u
 
 
-def _sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """0-dim sums of vectors over the pairs of all ranks, in fp32 or better."""
+def sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return 0-dim sums of vectors over the pairs of all ranks, in fp32 or better."""
     dtype = next(value.dtype for value in values.values() if value.is_floating_point())
     sums = torch.stack([value.to(dtype).sum() for value in values.values()])
     sum_over_ranks([sums])

@@ -22,7 +22,6 @@ from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
 from ..policy.token_layout import Rows
 from ..rewards import Rewards
-from ..strategies.ranks import sum_over_ranks
 
 AskedGradients = bool | Literal["auto"]
 """True to keep each pair's gradient; "auto" decides by memory."""
@@ -181,7 +180,6 @@ class CentralDifference(MetaGradientEstimator):
         self.epsilon = epsilon
         self.relative = relative
 
-    @torch.no_grad()
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """Return (N,) unclipped coefficients."""
         if pairs.objective.holds_factors:
@@ -204,19 +202,3 @@ class GhostDotProduct(MetaGradientEstimator):
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """Return (N,) unclipped coefficients."""
         return pairs.along(direction)
-
-
-def relative_error(coefficients: Tensor, exact: Tensor) -> Tensor:
-    """Return the 0-dim relative error of (N,) coefficients, over all ranks."""
-    squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
-    sum_over_ranks([squares])
-    return (squares[0] / squares[1]).sqrt()
-
-
-def coefficient_metrics(coefficients: Tensor, clipped: Tensor, total: Tensor) -> dict[str, Tensor]:
-    """Return metrics of clipped (N,) coefficients; ``total`` is the 0-dim number of pairs over all ranks."""
-    cut = (clipped != coefficients).to(clipped.dtype)
-    sums = torch.stack([clipped.sum(), clipped.abs().sum(), cut.sum()])
-    sum_over_ranks([sums])
-    names = ("meta/coefficient_mean", "meta/coefficient_abs_mean", "meta/clipped_share")
-    return dict(zip(names, sums / total, strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import UserError, check_within
 from ..rewards import Rewards
-from ..strategies.ranks import on_all_ranks, sum_over_ranks
+from ..strategies.ranks import on_all_ranks
 from .base import Objective
 
 
@@ -129,9 +129,7 @@ class RPOEM(Objective):
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
         """Move eps towards the mean of 1 - w over all ranks."""
         wrong = 1 - self.right(rewards)
-        sums = torch.stack([wrong.sum(), wrong.new_tensor(len(wrong))])
-        sum_over_ranks([sums])
-        self.estimated_rate = self._moved(self.estimated_rate, float(sums[0] / sums[1]))
+        self.estimated_rate = self._moved(self.estimated_rate, float(self.group_value(wrong)))
 
     def _moved(self, rate: float, wrong: float) -> float:
         new_rate = (1 - self.momentum) * rate + self.momentum * wrong

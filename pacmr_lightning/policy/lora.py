@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
-from .lora_layer import ADAPTER, LAYERS, PolicyLora, UnsupportedLoraError
+from .lora_layer import ADAPTER, LAYERS, PolicyLora
 
 _PLACES = ("exclude_modules", "layers_pattern", "layers_to_transform", "target_parameters")
 PLAIN_KEYS = frozenset((*_PLACES, "alpha_pattern", "init_lora_weights", "rank_pattern", "use_rslora"))
@@ -169,17 +169,3 @@ def check_lora(model: PeftModel) -> None:
                 "The adapter does not start as the identity, so the policy would not start at the reference; "
                 "remove init_lora_weights from lora_options."
             )
-
-
-def own_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PolicyLora]:
-    """Return the layers; raise UnsupportedLoraError for one that is PEFT's, on a mixture of experts."""
-    own: dict[str, PolicyLora] = {n: x for n, x in layers.items() if isinstance(x, PolicyLora)}
-    for name, layer in layers.items():
-        if isinstance(layer, ParamWrapper):
-            linears = ", ".join(sorted({name.rpartition(".")[2] for name in own}))
-            raise UnsupportedLoraError(
-                f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, "
-                "for which neither single pairs' gradients nor the virtual step are computed; set the "
-                f"policy's target_modules to {f'[{linears}]' if linears else 'the names of linear layers'}."
-            )
-    return own

@@ -20,11 +20,20 @@ from ..files import expanded
 from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
-from .attention import AskedLayout, AttentionPlan, attention_of, check_attention, exclude_cudnn
+from .attention import AskedLayout, AttentionPlan, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
-from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora, own_layers
-from .lora_layer import ADAPTER, BF16, LoraDtype, PerPair, PolicyLora, TokensOfPairs, weights_cast
+from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora
+from .lora_layer import (
+    ADAPTER,
+    BF16,
+    LoraDtype,
+    PerPair,
+    PolicyLora,
+    TokensOfPairs,
+    UnsupportedLoraError,
+    weights_cast,
+)
 from .memory import GradientMemory, return_freed_memory
 from .merged_adapters import save_with_base
 from .numerics import AskedDtype, Recomputed, base_dtype, numerics, recomputes
@@ -222,11 +231,6 @@ class PolicyModel(nn.Module):
         return next(iter(self.adapter().values())).device
 
     @property
-    def attention(self) -> str:
-        """The current attention implementation."""
-        return attention_of(self.model)
-
-    @property
     def is_sharded(self) -> bool:
         """True under ZeRO-3, where a forward pass needs all ranks."""
         return is_sharded(next(self.parameters()))
@@ -237,7 +241,14 @@ class PolicyModel(nn.Module):
 
     def lora_layers(self) -> dict[tuple[str, str], PolicyLora]:
         """The adapter's layers by the names of A and B; raises UnsupportedLoraError for one on experts."""
-        layers = own_layers(self._lora_layers)
+        layers = {name: x for name, x in self._lora_layers.items() if isinstance(x, PolicyLora)}
+        if others := self._lora_layers.keys() - layers.keys():  # those of PEFT that ``check_lora`` takes
+            linears = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise UnsupportedLoraError(
+                f"The LoRA layer {min(others)} is on a parameter of a mixture of experts, for which neither "
+                "single pairs' gradients nor the virtual step are computed; set the policy's target_modules "
+                f"to {f'[{linears}]' if linears else 'the names of linear layers'}."
+            )
         a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
         return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
 

@@ -82,12 +82,9 @@ def model_card(
         public(chosen), width=100, sort_keys=False, allow_unicode=True, default_flow_style=None
     )
     noise = {key: options[key] for key in NO_NOISE if options.get(key)}
-    metrics = {}
-    if summary is not None:
-        values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
-        metrics = {key: value for key, value in values.items() if value is not None}
-    last = (summary or {}).get("val_step")
-    counts = ((summary or {}).get("counts") or {}).items()
+    summary = summary or {}
+    values = {**summary.get("metrics", {}), **{key: summary.get(key) for key in _WEIGHTS}}
+    last, counts = summary.get("val_step"), (summary.get("counts") or {}).items()
     names = ("pacmr-lightning", "torch", "transformers", "peft")
     text = (files(__package__) / "model_card.jinja").read_text(encoding="utf-8")
     card = Template(text, trim_blocks=True, undefined=StrictUndefined)
@@ -111,8 +108,8 @@ def model_card(
         },
         noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
         settings=settings,
-        metrics=metrics,
-        validated="" if last in (None, (summary or {}).get("steps")) else f" after update {last:,}",
+        metrics={key: value for key, value in values.items() if value is not None},
+        validated="" if last in (None, summary.get("steps")) else f" after update {last:,}",
         vnet=isinstance(module.vnet, VNet),
         versions={name: importlib.metadata.version(name) for name in names},
     )

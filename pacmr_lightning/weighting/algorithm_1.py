@@ -18,15 +18,8 @@ from torch.nn.utils import get_total_norm
 
 from ..batch import MicroBatchSize, PairBatch
 from ..errors import UserError, check_within
-from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
-from ..meta_gradient.step_pairs import (
-    AskedGradients,
-    GhostDotProduct,
-    MetaGradientEstimator,
-    StepPairs,
-    coefficient_metrics,
-    relative_error,
-)
+from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency, sums_over_ranks
+from ..meta_gradient.step_pairs import AskedGradients, GhostDotProduct, MetaGradientEstimator, StepPairs
 from ..objectives import Objective
 from ..policy import Direction, PolicyModel
 from ..policy.lora_layer import UnsupportedLoraError
@@ -235,7 +228,9 @@ class VNetWeighting(Weighting):
             if self.check_every is not None and self.updates % self.check_every == 0:
                 metrics |= self._estimator_error(c, pairs, outer.d_meta)
             clipped = self.estimator.clipped(c)
-            metrics |= coefficient_metrics(c, clipped, inner.total)
+            kinds = {"coefficient_mean": clipped, "coefficient_abs_mean": clipped.abs()}
+            sums = sums_over_ranks(kinds | {"clipped_share": clipped != c})
+            metrics |= {f"meta/{name}": value / inner.total for name, value in sums.items()}
             # Line 11: an Adam step of Theta along -alpha/N sum_i c_i dV_i/dTheta, with alpha in c.
             self.vnet_optimizer.zero_grad()
             with torch.enable_grad():
@@ -274,10 +269,12 @@ class VNetWeighting(Weighting):
     def _estimator_error(self, c: Tensor, pairs: StepPairs, d_meta: Direction) -> dict[str, Tensor]:
         """Compare (N,) unclipped coefficients with the exact ones; say once if the error is large."""
         try:
-            error = relative_error(c, pairs.along(d_meta))
+            exact = pairs.along(d_meta)
         except UnsupportedLoraError as failure:
             rank_zero_warn(f"meta/estimator_error is not measured: {failure}")
             return {}
+        squares = sums_over_ranks({"off": (c - exact).square(), "exact": exact.square()})
+        error = (squares["off"] / squares["exact"]).sqrt()
         if error > LARGE_ERROR and not self._said_error:
             self._said_error = True
             rank_zero_warn(

@@ -15,7 +15,7 @@ from transformers import modeling_flash_attention_utils as module
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
+from pacmr_lightning.policy.attention import AttentionPlan, attention_of, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
 from pacmr_lightning.policy.selfcheck import JUDGE_BYTES, TOLERANCE
 from pacmr_lightning.policy.token_layout import rows_of, separate_rows
@@ -211,4 +211,4 @@ def test_a_wrong_kernel_is_found(make_policy, make_batch, monkeypatch):
     monkeypatch.setattr(packed_attention, "varlen_attn", near)
     with pytest.warns(UserWarning, match="log-probabilities differ .* falling back to a shared prompt"):
         policy.log_probs(make_batch())
-    assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
+    assert policy._plan == AttentionPlan("sdpa", "shared") and attention_of(policy.model) == "sdpa"
