@@ -9,6 +9,7 @@ from scipy.special import expit, logit
 from ..datamodules.tokenized_pairs import row_bytes
 from ..policy.numerics import clustered_standard_error
 from .agreement import RELIABILITIES
+from .manual_review import undecided
 
 GROUPINGS = ("category", "annotator")
 """Columns of groups."""
@@ -24,26 +25,22 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
     """Return votes on N ``TokenizedPairs`` for and against each label as trained.
 
     Rows of different annotators with the same prompt and responses, in either order, are votes on one pair,
-    and several rows of one annotator share one vote. Columns: ``votes_for``, ``votes_against``, ``tie`` (the
-    row itself is one), ``pair`` (index among distinct pairs) and ``side`` (1 or -1: the response that the
-    label prefers, the same in all rows of a pair).
+    and several rows of one annotator share one vote. Rows without an annotator may be copies: their votes are
+    their own. Columns: ``votes_for``, ``votes_against``, ``tie`` (the row itself is one), ``pair`` (number of
+    the prompt with its two responses, annotator or not) and ``side`` (1 or -1: the response that the label
+    prefers, the same in all rows of a pair).
     """
     own = pairs.votes
     who = np.array([None] * len(pairs) if pairs.annotators is None else pairs.annotators, dtype=object)
-    named = pd.notna(who)
-    side = np.where(pairs.swapped, -1, 1)
-    keys = np.arange(len(pairs)).astype(object)  # rows without an annotator may be copies
-    if named.any():
-        tokens = row_bytes(pairs.rows, "prompt_ids", "chosen_ids", "rejected_ids")
-        for place, (prompt, *responses) in enumerate(tokens):
-            if named[place]:
-                first, second = sorted(responses)
-                side[place] *= 1 if responses[0] == first else -1
-                keys[place] = (prompt, first, second)
-    pair = pd.factorize(keys)[0]
-    share = 1 / pd.Series(1, range(len(pairs))).groupby([pair, np.where(named, who, "")]).transform("sum")
+    side, keys = np.where(pairs.swapped, -1, 1), []
+    for i, (prompt, *both) in enumerate(row_bytes(pairs.rows, "prompt_ids", "chosen_ids", "rejected_ids")):
+        side[i] *= 1 if both[0] < both[1] else -1
+        keys.append(hash((prompt, *sorted(both))))  # the bytes of all rows may not fit into memory
+    pair, places, named = pd.factorize(np.array(keys))[0], np.arange(len(pairs)), pd.notna(who)
+    voted = np.where(named, pair, len(pairs) + places)
+    share = 1 / pd.Series(1, places).groupby([voted, np.where(named, who, "")]).transform("sum")
     oriented = np.where(side[:, None] > 0, own, own[:, ::-1]) * share.to_numpy()[:, None]
-    total = np.stack([np.bincount(pair, oriented[:, i]) for i in range(2)], axis=1)[pair].round(9)
+    total = np.stack([np.bincount(voted, oriented[:, i]) for i in range(2)], axis=1)[voted].round(9)
     total = np.where(side[:, None] > 0, total, total[:, ::-1])
     return pd.DataFrame(
         {
@@ -83,10 +80,10 @@ def annotator_reliability(pairs: pd.DataFrame, margin: np.ndarray) -> pd.Series:
 def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None) -> pd.DataFrame:
     """Return one row per group of the pairs of ``Findings``, the most contradicted first.
 
-    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected``, ``contradicted`` (expected
-    fraction of labels that another annotator would contradict, the mean of 1 - p; NaN without p) with 95%
-    interval ``low`` to ``high`` over prompts (NaN for small groups), ``flipped`` (fraction of known labels
-    that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
+    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspected`` (``undecided``), ``contradicted``
+    (expected fraction of labels that another annotator would contradict, the mean of 1 - p; NaN without p)
+    with 95% interval ``low`` to ``high`` over prompts (NaN for small groups), ``flipped`` (fraction of known
+    labels that are wrong), and perhaps ``reliability`` (of annotators, as given by name).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -98,7 +95,7 @@ def group_reliability(pairs: pd.DataFrame, reliability: pd.Series | None = None)
             rows.append(
                 {
                     **{"grouping": grouping, "group": name, "pairs": len(part)},
-                    **{"suspected": part["suggested"].eq("swap").sum(), "contradicted": mean},
+                    **{"suspected": undecided(part).sum(), "contradicted": mean},
                     **{"low": np.clip(mean - 1.96 * error, 0, 1), "high": np.clip(mean + 1.96 * error, 0, 1)},
                     "flipped": part["flipped"].astype("Float64").mean(),
                 }

@@ -121,6 +121,12 @@ class Decisions:
         return table.assign(decision=word.astype("string"), **decided)
 
 
+def undecided(table: pd.DataFrame) -> pd.Series:
+    """Return a mask of the suspected labels that no decision has settled, if there is the column."""
+    settled = table.filter(["decision"]).isin(["keep", "swap", "drop"]).any(axis=1)
+    return table["suggested"].eq("swap") & ~settled
+
+
 def read_decisions(path: str) -> Decisions:
     """Read decisions from a file of JSON Lines, as the report's page saves.
 

@@ -24,9 +24,9 @@ from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .combination import ENOUGH, VIEWS, combined_score
 from .html_report import html_report
-from .manual_review import Decisions, Texts, random_sample
+from .manual_review import Decisions, Texts, random_sample, undecided
 from .options import OF_A_MODEL, OF_A_RUN, AuditOptions
-from .scored_pairs import ScoredPairs, score_fit, score_model, score_run
+from .scored_pairs import ScoredPairs, refuse_own, score_fit, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
 from .shortcuts import shortcuts
 from .suspected import Findings, find
@@ -53,10 +53,7 @@ class AuditResult:
     @property
     def suspected(self) -> pd.DataFrame:
         """Suspected label errors that are not decided: ``id``, ``p``, ``suggested``; lowest p first."""
-        rows = self.table[self.table["suggested"] == "swap"]
-        if "decision" in rows:
-            rows = rows[~rows["decision"].isin(["keep", "swap", "drop"])]
-        return rows[["id", "p", "suggested"]].reset_index(drop=True)
+        return self.table.loc[undecided(self.table), ["id", "p", "suggested"]].reset_index(drop=True)
 
     @property
     def noise_rate(self) -> float | None:
@@ -156,6 +153,7 @@ def _audit_fit(module: PreferenceModule, data: Any, options: AuditOptions) -> Au
     check_writable("output", str(folder), folder)
     options = replace(options, output=str(folder))
     noise = "" if data.noise is None else f"{type(data.noise).__name__}, rate {data.noise_rate:g}"
+    refuse_own(module, data, run, options)
     before, was_training = data.train_pairs.reference, module.policy.training
     module.weighting.to(torch.device("cpu"))  # where values of pairs are
     try:
@@ -197,7 +195,7 @@ def conclude(
         fit = agreement(u, prompts, votes, options.noise_rate)
         if options.judges:
             pairs["judged_u"] = fit.margin
-        findings = find(pairs, scorer, fit, votes, options.threshold, alone)
+        findings = find(pairs, scorer, fit, votes, options.threshold, alone, decided)
     read = "" if decided is None else decided.estimate
     notes = [*scored.notes, *asking, *([read] if read else [])]
     texts = _texts(scored, findings.pairs)
@@ -257,14 +255,12 @@ def _combine(scored: ScoredPairs, decided: Decisions) -> Scorer:
 
 def _changes(table: pd.DataFrame, action: str | None, decided: Decisions | None) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspected label errors, unless decided by hand."""
-    suspected = set(table["id"][table["suggested"] == "swap"])
+    suspected = set(table["id"][undecided(table)])
     action = action or ("drop" if decided is None else None)
-    drop = suspected if action == "drop" else set()
-    swap = suspected if action == "swap" else set()
+    drop, swap = (suspected if action == word else set() for word in ("drop", "swap"))
     if decided is None:
         return drop, swap
-    keep, wrong, out = map(decided.named, ("keep", "swap", "drop"))
-    return drop - keep - wrong | out, swap - keep - out | wrong
+    return drop | decided.named("drop"), swap | decided.named("swap")
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:

@@ -66,6 +66,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     options.refuse(OF_A_MODEL, f"{run} is a run, whose configuration has it")
     finished = find_run(run, options.checkpoint)
     module, data, updates = load_run(finished, as_trained=True)
+    refuse_own(module, data, Path(run), options)
     with waiting("Reading the run's pairs"):
         data.setup("fit")
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
@@ -81,16 +82,19 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     return scored
 
 
+def refuse_own(module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions) -> None:
+    """Raise UserError if the audit would replace the one that the module was trained with."""
+    used = [p for p in (getattr(module.weighting, "audit", None), vars(data).get("curriculum")) if p]
+    if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(path).resolve() for path in used]:
+        raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
+
+
 def score_fit(
     module: PreferenceModule, data: PreferenceData, run: Path, options: AuditOptions, noise: str
 ) -> ScoredPairs:
     """Score the training pairs of a trained module; ``noise`` names the injected label noise in a note."""
     scorer: Scorer | None = options.score
-    choose = scorer is None and bool(weight_parts(str(run)))
-    visits = read_weights(str(run)) if choose else None
-    used = [p for p in (getattr(module.weighting, "audit", None), vars(data).get("curriculum")) if p]
-    if Path(options.output or "", AUDITED_PAIRS).resolve() in [local_path(path).resolve() for path in used]:
-        raise UserError(f"{run} was trained with the audit in its folder; name another one as output.")
+    visits = read_weights(str(run)) if scorer is None and weight_parts(str(run)) else None
     notes = _check_pairs(options, data.source, data.train_pairs)
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     if scorer == "probe":
@@ -101,15 +105,14 @@ def score_fit(
     if data.annotators is not None:
         pairs["annotator"] = pairs["id"].map(data.annotators)
     pairs, several = _with_votes(pairs, data.train_pairs)
-    if scorer == "probe" or (choose and groups.max() + 1 >= linear_probe.FOLDS):
+    if scorer == "probe" or (visits is not None and groups.max() + 1 >= linear_probe.FOLDS):
         states, shares = data.train_state_differences(module.policy), data.train_pairs.vote_shares
         pairs["probe_u"] = linear_probe.probe_log_odds(states, groups, shares)
     notes += [*_notes(noise, data), *grouped, *several]
-    if scorer is None:
-        scorer = "policy"
-        if "probe_u" in pairs and visits is not None:
-            scorer, why = _probe_or_policy(pairs, visits, data.train_pairs.vote_shares)
-            notes.append(why)
+    if visits is not None and "probe_u" in pairs:
+        scorer, why = _probe_or_policy(pairs, visits, data.train_pairs.vote_shares)
+        notes.append(why)
+    scorer = scorer or "policy"
     if scorer == "policy":
         notes.append(SEEN)
     return ScoredPairs(pairs, scorer, data.source.load("train"), data.source, data.noise_flips, notes)
@@ -239,12 +242,14 @@ def _check_pairs(options: AuditOptions, source: Any, pairs: Any) -> list[str]:
 def _probe_or_policy(pairs: pd.DataFrame, visits: pd.DataFrame, share: np.ndarray) -> tuple[Scorer, str]:
     """Return the scorer that agrees with more unseen labels, by (N,) shares of the votes, and the reason.
 
-    A policy has not seen a label before its first update on the pair; its u then is in ``visits``.
+    A policy has not seen a label before its first update on any row of the pair; its u then is in ``visits``.
     """
-    first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"]).astype(float)
+    first = visits.drop_duplicates("id").reset_index(drop=True)
+    rows = pairs.assign(share=share, visit=pairs["id"].map(pd.Series(first.index, first["id"])))
+    rows = rows.sort_values("visit", kind="stable").drop_duplicates("pair")
     # A pair without a visit was never trained on.
-    unseen = first.fillna(pairs.set_index("id")["u"]).to_numpy()
-    scores = pairs["probe_u"].to_numpy(), unseen
+    unseen = rows["visit"].map(first["u"]).astype(float).fillna(rows["u"])
+    share, scores = rows["share"].to_numpy(), (rows["probe_u"].to_numpy(), unseen.to_numpy())
     probe, policy = (linear_probe.signed_rank_agreement(score, share) for score in scores)
     scorer: Scorer = "probe" if probe > policy + linear_probe.agreement_error(share) else "policy"
     return scorer, (

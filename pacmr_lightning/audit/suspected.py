@@ -8,6 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .agreement import Agreement, Votes, agreement
 from .annotators import annotator_reliability, group_reliability
+from .manual_review import Decisions
 from .scorers import NAMES, SCORES, Scorer
 
 
@@ -56,11 +57,12 @@ def find(
     votes: Votes,
     threshold: float,
     alone: Scorer | None = None,
+    decided: Decisions | None = None,
 ) -> Findings:
     """Rank pairs of ``ScoredPairs``, and mark labels with p below a threshold as suspected errors.
 
     With the scorer "judge", ``alone`` is the scorer that the verdicts are combined with; with decisions it is
-    "combined".
+    "combined". Only ``groups`` follow those in ``decided``.
     """
     ties = pairs["tie"].to_numpy()
     pairs = pairs.assign(flipped=pairs["flipped"].mask(ties))  # the other way round a tie says the same
@@ -85,8 +87,9 @@ def find(
     cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None
     told = found.usable or (votes.total > 1).any()  # else nothing says whether a label is right
     reliability = annotator_reliability(pairs, found.margin) if told and "annotator" in pairs else None
-    groups, quality = group_reliability(ranked, reliability), pd.DataFrame(methods)
-    return Findings(ranked, scorer, alone or scorer, threshold, cut, found, share, quality, groups)
+    groups = group_reliability(ranked if decided is None else decided.follow(ranked), reliability)
+    quality, alone = pd.DataFrame(methods), alone or scorer
+    return Findings(ranked, scorer, alone, threshold, cut, found, share, quality, groups)
 
 
 def _computed(pairs: pd.DataFrame, scorer: Scorer, alone: Scorer | None) -> list[Scorer]:

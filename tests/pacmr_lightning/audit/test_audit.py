@@ -21,7 +21,7 @@ from pacmr_lightning.runs.folder import read_weights, weight_parts
 
 from ...conftest import edit_config, read_lines, write_lines
 from ..conftest import log_ratios
-from .conftest import PAIRS, audit, loaded, refused, world_rows
+from .conftest import PAIRS, audit, fit, loaded, refused, world_rows
 
 
 def as_trained(run):
@@ -116,12 +116,16 @@ def test_linear_probe(run, monkeypatch):
 
 
 @pytest.mark.parametrize(("side", "judge"), [(1, "u"), (-1, "linear probe")])
-def test_who_judges_by_default(run, capsys, side, judge):
-    """By u of each pair's first visit; a pair without a visit was never trained on."""
+def test_who_judges_by_default(finished, tmp_path, capsys, side, judge):
+    """By u of the first visit to any row of a pair; a pair without a visit was never trained on."""
+    rows = [row | {"id": f"{new}{row['id']}"} for new in ("", "again-") for row in world_rows(PAIRS, 0)]
+    twice = write_lines(tmp_path / "twice.jsonl", rows)
+    run = fit(finished, tmp_path / "run", "--data.source.train", twice, "--trainer.max_epochs", "1")
     part = only_part(run)
-    visits = pd.read_parquet(part).iloc[1:]
+    visits = pd.read_parquet(part).query("not id.str.startswith('again')").iloc[1:]
     later = visits.assign(u=-side * 5.0, step=visits["step"] + 100)
-    pd.concat([visits.assign(u=side * 5.0), later]).to_parquet(part)
+    copies = later.assign(id="again-" + later["id"])
+    pd.concat([visits.assign(u=side * 5.0), later, copies]).to_parquet(part)
     audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
     said = " ".join(capsys.readouterr().out.split())

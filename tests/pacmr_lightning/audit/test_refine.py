@@ -102,6 +102,7 @@ def test_going_on(refined, tmp_path, capsys, monkeypatch):
 
     with pytest.raises(UserError, match="already holds a second pass with labels soft; name another with"):
         refine(str(run), labels="drop")
+    monkeypatch.setattr("pacmr_lightning.datamodules.PreferenceDataModule.setup", None)
     with pytest.raises(UserError, match="was trained with the audit in its folder; name another one"):
         audit(str(second))
 

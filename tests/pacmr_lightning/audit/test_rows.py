@@ -50,7 +50,7 @@ def test_ties_hide_no_shortcut(finished, tmp_path):
 
 
 def test_the_same_pair_once_per_annotator(finished, tmp_path):
-    """Three annotators judge each pair, the third in the other order and often wrongly."""
+    """Three annotators judge a pair, the third often wrongly; a decision holds for nobody's copies, too."""
     rng = np.random.default_rng(0)
     rows, right = [], {}
     for i in range(200):
@@ -59,8 +59,15 @@ def test_the_same_pair_once_per_annotator(finished, tmp_path):
             row = by_one_word(i, wrong) | {"id": f"{i}-{name}", "annotator": name}
             rows.append(row)
             right[row["id"]] = not wrong
+    k = next(i for i in range(1, 200) if right[f"{i}-ann"] and right[f"{i}-bob"] and not right[f"{i}-eve"])
+    for name, place in (("bare", 3 * k), ("turned", 3 * k + 2)):
+        rows.append(rows[place] | {"id": name, "annotator": None})
     rows.append(rows[0] | {"id": "again"})  # the same annotator once more, so the same vote
-    table = audited(finished, tmp_path, rows)
+    decided = write_lines(tmp_path / "decided.jsonl", [{"id": "bare", "decision": "keep"}])
+    table = audited(finished, tmp_path, rows, "--decisions", str(decided))
+    kept = dict.fromkeys(("bare", f"{k}-ann", f"{k}-bob"), "keep")
+    assert table["decision"].dropna().to_dict() == kept | {f"{k}-eve": "swap", "turned": "swap"}
+    assert (table.loc[["bare", "turned"], ["votes_for", "votes_against"]] == [1, 0]).all(axis=None)
     for i in range(200):
         votes = [right[f"{i}-{name}"] for name in ("ann", "bob", "eve")]
         for name, own in zip(("ann", "bob", "eve"), votes, strict=True):
@@ -68,6 +75,9 @@ def test_the_same_pair_once_per_annotator(finished, tmp_path):
             assert (found["votes_for"], found["votes_against"]) == (votes.count(own), votes.count(not own))
     assert table.at["again", "p"] == table.at["0-ann", "p"]
     groups = pd.read_csv(tmp_path / "found" / "groups.csv").set_index("group")
+    of_eve = table[table["annotator"] == "eve"]
+    assert groups.at["eve", "suspected"] == of_eve["suggested"].eq("swap").sum() - 1
+    assert groups.at["eve", "contradicted"] == pytest.approx(1 - of_eve["p"].mean())
     by_name = pd.Series(right).groupby(lambda name: name.partition("-")[2]).mean()
     for name, share in by_name.items():
         assert groups.at[name, "reliability"] == pytest.approx(share, abs=0.04)
