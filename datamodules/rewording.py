@@ -2,7 +2,7 @@
 
 import re
 
-VERSION = 1
+VERSION = 2
 """Part of the key of token caches; raise it when a rule changes."""
 
 _VERBS = ("do", "does", "did", "is", "are", "was", "were", "has", "have", "had", "would", "should", "could")
@@ -23,7 +23,7 @@ _SAME = {
 }
 _SYNONYMS = _SAME | {other: phrase for phrase, other in _SAME.items()}
 _SYNONYMS |= {"because of": "due to", "in order to": "so as to", "regarding": "concerning"}
-_SPELLING = {"w/": "with", "w/o": "without", "b/c": "because", "&": "and"}
+_SPELLING = {"w/": "with", "w/o": "without"}
 
 # "Don't you" and "isn't the" cannot be spelt out without changing the word order.
 _SUBJECTS = (
@@ -32,9 +32,8 @@ _SUBJECTS = (
 _NO_SUBJECT_AFTER = rf"(?!\s+(?:{_SUBJECTS})\b)"
 # "than I am" and a clause's last "I am." cannot be contracted.
 _INSIDE_CLAUSE = r"(?=\s+[a-z])"
-_NOT_AFTER_COMPARISON = "".join(
-    rf"(?<!\b{w} )" for w in ("than", "as", "what", "who", "where", "how", "like")
-)
+_COMPARING = ("than", "as", "what", "who", "where", "how", "like")
+_NOT_AFTER_COMPARISON = "".join(rf"(?<!\b{w} )" for w in _COMPARING)
 
 
 def _alternatives(phrases: dict[str, str]) -> str:
@@ -68,16 +67,21 @@ _PHRASES = re.compile(
     rf"|(?:{_alternatives(_SPELLING)})"
     r")(?![\w'’/])"
 )
+_WORD = r"(?<=[^\W\d_]{2})"  # 7!! and n?? are formulas
 _PUNCTUATION = [
     (re.compile(r"[“”]"), '"'),
     (re.compile(r"[‘’]"), "'"),
-    (re.compile(r"(?<!\S)i(?=\s)"), "I"),
-    (re.compile(r"(?<!\.)\.\.\.(?!\.)"), "…"),
-    (re.compile(r"!{2,}"), "!"),
-    (re.compile(r"\?{2,}"), "?"),
-    (re.compile(r"(?<=\w) -{1,2} (?=\w)"), " – "),
+    (re.compile(r"(?<![.\d])\.\.\.(?![.\d])"), "…"),
+    (re.compile(rf"{_WORD}([!?])\1+(?!\S)"), r"\1"),
+    (re.compile(rf"{_WORD} -{{1,2}} (?=[^\W\d_]{{2}})"), " – "),
     (re.compile(r"(?<=[.!?,;:\w]) {2,}(?=\w)"), " "),
 ]
+# Signs, calls such as f("a"), spreads, "is not None", ends and beginnings of lines.
+_CODE = re.compile(
+    r"[`{}=]|\\[a-z]|\w\((?:\w*[\"'.,(]|\))|[(\[]\.{3}|\bnot (?:None|null)\b|;[ \t]*$|^(?: {4}|\t)[ \t]*\S"
+    r"|^(?:\$|>>>|#include|git|import|select|sudo) |^(?:class|def|elif|else|for|if|try|while|with)\b.*:$",
+    re.MULTILINE,
+)
 _TURN = re.compile(r"(\n\n(?:Human|Assistant):)")
 _TLDR = re.compile(r"(SUBREDDIT: [^\n]*)\n\n(TITLE: )([^\n]*)\n\n(POST: )(.*?)(\n\nTL;DR:\s*)", re.DOTALL)
 
@@ -87,8 +91,8 @@ def reword(prompt: str) -> str:
 
     Contractions, some phrases, punctuation and spacing vary, and the headers ``SUBREDDIT`` and ``TITLE`` of a
     TL;DR prompt swap places. ``POST`` stays last; ``TL;DR:``, HH's turn markers and outer whitespace stay
-    byte for byte. Content words and word order stay too, so consistency asks less of the policy than under a
-    paraphrase or back-translation (as in Qu et al.).
+    byte for byte, and so does a text with code. Content words and word order stay too, so consistency asks
+    less of the policy than under a paraphrase or back-translation (as in Qu et al.).
     """
     if tldr := _TLDR.fullmatch(prompt):
         subreddit, title_mark, title, post_mark, post, end = tldr.groups()
@@ -100,7 +104,7 @@ def reword(prompt: str) -> str:
 
 def _reword_text(text: str) -> str:
     core = text.strip()
-    if not core:
+    if not core or _CODE.search(text):
         return text
     start = text.index(core)
     end = text[start + len(core) :]

@@ -13,7 +13,7 @@ from pacmr_lightning.datamodules.rewording import reword
         ("Do not go", "Don't go"),
         ("It rains because of the sea", "It rains due to the sea"),
         ("Maybe so. Wait... what??", "Perhaps so. Wait… what?"),
-        ("He said “yes”.  And then i left!!!", 'He said "yes". And then I left!'),
+        ("He said “yes”.  And then i left!!!", 'He said "yes". And then i left!'),
         (" I won't \n", " I will not \n"),
         # The headers of TL;DR change places, and the turn markers of HH stay byte for byte.
         (
@@ -35,6 +35,10 @@ from pacmr_lightning.datamodules.rewording import reword
         # Parts of longer words.
         ("Mayberry and Q&A", "Mayberry and Q&A"),
         ("Describe the sea in a calm mood:", "Describe the sea in a calm mood:"),
+        # Formulas and code; without code the same words change.
+        *((same, same) for same in ("if (!!x)", "a ?? b", "What is 7!!", "n - 1", "R&D b/c & so on")),
+        *((f"Maybe:\n{code}",) * 2 for code in ("for i in a:", 'say("I do not")', "x = 1", "    go", "go;")),
+        ("Maybe (22F) or item(s) & so; on", "Perhaps (22F) or item(s) & so; on"),
     ],
 )
 def test_rules(prompt, expected):
