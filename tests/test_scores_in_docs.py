@@ -54,9 +54,11 @@ def test_the_audit(rows):
 
 
 def test_a_row_of_each_kind(tmp_path):
-    section = PAGE.partition("**Votes, ties and weights**")[2]
-    (tmp_path / "rows.jsonl").write_text(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])
-    found = Files(str(tmp_path / "rows.jsonl"), str(tmp_path / "rows.jsonl")).load("train")
-    assert len(found) == 6
-    for name in ("votes_for", "votes_against", "annotator", "label", "p_right", "weight"):
-        assert any(value is not None for value in found[name]), name
+    section = PAGE.partition("**Votes, ties and weights**")[2].partition("| column |")[0]
+    blocks = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    columns = ("votes_for votes_against annotator label", "p_right weight")
+    for block, names in zip(blocks, columns, strict=True):
+        (tmp_path / f"{names}.jsonl").write_text(block)
+        found = Files(*[str(tmp_path / f"{names}.jsonl")] * 2).load("train").to_pandas().notna()
+        assert found[names.split()].any().all()
+        assert (found[["p_right", "weight"]].nunique() == 1).all(), "in every row or in none"
