@@ -62,7 +62,7 @@ class TokenizedPairs:
 
     @property
     def p_right(self) -> list[float | None]:
-        """N probabilities of the rows that the label as trained is right, None where missing but at ties."""
+        """N probabilities that the label as trained is right; at ties 0.5 where missing, else None."""
         given = as_trained({"p_right": self.rows["p_right"][:]}, self.swapped)["p_right"]
         return [0.5 if p is None and tie else p for p, tie in zip(given, self.ties, strict=True)]
 
