@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -78,14 +79,16 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
         if split == "train" and Path(path, "state.json").is_file():  # of Dataset.save_to_disk
             return SplitRows.of_dataset(place, datasets.load_from_disk(read), key)
         config = load_dataset_builder(read, **options).config
-        files = list((config.data_files or {}).get(split) or ())
-        if key is not None and files and all(_as_written(config, file) for file in files):
-            return SplitRows.of_files(files, key)
+        given = config.data_files or {}
+        names = re.sub(r"\[.*?\]", "", split).split("+")  # of train[:3]+test
+        files = {name: list(given[name]) for name in names if name in given}
+        if key is not None and split in files and all(_as_written(config, file) for file in files[split]):
+            return SplitRows.of_files(files[split], key)
         if isinstance(config, CsvConfig):
-            options |= _texts_of_csv(config, files)
+            options |= _texts_of_csv(config, [*chain(*files.values())])
             if key is not None:  # other splits may have other columns
                 read = "csv"
-                options |= {"name": None, "data_dir": None, "data_files": {split: files}}
+                options |= {"name": None, "data_dir": None, "data_files": files or {split: []}}
         dataset = load_dataset(read, split=split, **options)
     except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
@@ -97,7 +100,7 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
         if name in _TEXTS and "timestamp" in str(feature):
             raise UserError(
                 f"{where} has the column {name!r}, whose texts the library datasets reads as dates; give "
-                "a folder with one JSON object a line (of the Hub: hf download --repo-type dataset)."
+                "a whole split of one JSON object a line (of the Hub: hf download --repo-type dataset)."
             )
     return SplitRows.of_dataset(place, dataset, key)
 
@@ -120,9 +123,12 @@ def _as_written(config: Any, file: str) -> bool:
 def _texts_of_csv(config: CsvConfig, files: Sequence[str]) -> dict[str, Any]:
     """Return options of ``datasets`` for which each cell is its text, and an empty one missing."""
     options = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
-    file = DownloadManager().download(files[0]) if files else ""
-    names = pd.read_csv(file, **options | {"nrows": 0}).columns if files else ()
-    texts = Features({str(name): Value("string") for name in names}) or None
+    local = DownloadManager().download(list(files))
+    names = [pd.read_csv(file, **options | {"nrows": 0}).columns.astype(str) for file in local]
+    for file, found in zip(files, names, strict=True):
+        if odd := ", ".join(found.symmetric_difference(names[0])):
+            raise UserError(f"{file} and {files[0]} differ in the columns {odd}; give both the same ones.")
+    texts = Features({name: Value("string") for name in chain(*names[:1])}) or None
     # By default pandas reads the texts None, NA and null as missing.
     return {"keep_default_na": False, "na_values": [""], "features": texts}
 

@@ -186,8 +186,13 @@ def test_csv(tmp_path):
     for name in ("id", "annotator", "flipped", "eta"):
         assert found[name][:] == [row[name] for row in rows]
     assert found["rejected"][:] == [row["bad"] for row in rows] and set(found["unread"]) == {"margin"}
+    some = HubPreferences(str(tmp_path / "csv"), train_split="train[:2]+train[90%:]", columns=columns)
+    assert some.load_all()["chosen"][:] == [*texts[:2], texts[-1]]
     path = write_csv(tmp_path / "csv", [*rows, rows[0] | {"id": 9, "good": None}])
     with pytest.raises(UserError, match=r"row 12 has no 'chosen' .*, or its value is null"):
+        HubPreferences(path, columns=columns).load_all()
+    pd.DataFrame(rows).drop(columns="margin").to_csv(f"{path}/train-1.csv", index=False)
+    with pytest.raises(UserError, match=r"train\.csv and .*train-1\.csv differ in the columns margin; "):
         HubPreferences(path, columns=columns).load_all()
 
 
