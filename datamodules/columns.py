@@ -145,7 +145,7 @@ def _probability(value: object) -> float:
 def _tie(value: object) -> str | None:
     # "tie (bothbad)" of Chatbot Arena is one, too. Other labels have other meanings elsewhere.
     word = value.strip().lower() if isinstance(value, str) else ""
-    return TIE if word.startswith(TIE) else word if word == "chosen" else None
+    return TIE if re.match(rf"{TIE}(?![a-z\d])", word) else word if word == "chosen" else None
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,8 @@ class Columns:
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
-        left = {name: value for name, value in given.items() if clean.get(name) is None and value is not None}
-        unread = [name for name, value in left.items() if not isinstance(value, (str, list, dict)) or value]
+        empty = ("None", "nan", "''", "[]", "{}")
+        unread = [name for name, at in given.items() if clean.get(name) is None and repr(at) not in empty]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         clean["like_messages"] = [] if lists else [name for name in like if isinstance(row[name], str)]

@@ -21,7 +21,7 @@ from pacmr_lightning.files import content_digest, local_path, read_json_lines
 from .chat import decode_messages
 from .columns import PREFERENCES, Columns, checked
 
-_LAYOUT = 14
+_LAYOUT = 15
 """Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -95,6 +95,8 @@ def written_once(
 def _announced(rows: Dataset, name: str) -> Dataset:
     values = rows.data.column("unread").unique().to_pylist()
     if unread := sorted({column for columns in values if columns for column in columns.split("\n")}):
+        there = {name for name in rows.column_names if rows.data.column(name).null_count < len(rows)}
+        unread = [f"{name} (in some rows)" if name in there else name for name in unread]
         _say(f"{name}: these columns are not read: {', '.join(unread)}.")
     odd = Counter(pc.list_flatten(rows.data.column("like_messages")).to_pylist())
     for column, number in odd.items():

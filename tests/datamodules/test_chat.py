@@ -216,11 +216,13 @@ def test_prompts_to_answer(tokenizer, tmp_path, write_rows):
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     tokenizer.chat_template = TURNS
     chat = EXPLICIT | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
-    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "s", "label": None}
+    chat["label"] = "Tie (bothbad)"
+    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "s", "label": "tier1"}
     path = write_rows([chat, text])
     with caplog.at_level("INFO"):
         rows = read_preferences(path)
-    assert f"{path}: these columns are not read: images, margin, system, tools." in caplog.messages
+    columns = "images, label (in some rows), margin, system, tools (in some rows)"
+    assert f"{path}: these columns are not read: {columns}." in caplog.messages
     tokens, _ = tokenize_pairs(rows, tokenizer, 512)
     said = token_warnings(tokenizer, rows, tokens, "train")
     assert any("does not read reasoning_content, tools of the rows" in line for line in said)
