@@ -32,6 +32,8 @@ TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
 SPECIAL = "special tokens"
 """Count of kept rows with a special token of the tokenizer inside of a text."""
+REPEATED = "repeated prompts"
+"""Count of kept rows in which each response begins with the prompt once more."""
 CUT = "cut responses"
 """Count of kept rows with a response that ``max_length`` cuts, by OpenRLHF's rules."""
 
@@ -58,6 +60,7 @@ def token_warnings(
             "read as that token; take it out of the texts."
         ),
         TWO_BOS: "{0} prompts begin with BOS ({2.bos_token}) twice ({1} for one); take it out of the texts.",
+        REPEATED: "{0} rows repeat the prompt in each response ({1} for one); take it out of the responses.",
     }
     odd = list(zip(tokens["id"][:], tokens["odd"][:], strict=True))
     for name, sentence in sentences.items():

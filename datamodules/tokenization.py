@@ -21,10 +21,10 @@ from .augmentation.structure import texts_of, with_texts
 from .chat import decode_messages, template_options
 from .columns import PREFERENCES, SFT, TIE, VOTES, Columns
 from .reading import response_text
-from .token_report import CHANGED, CUT, EMPTY, NO_AUGMENTED_PROMPT, REASONS, SPECIAL, TWO_BOS
+from .token_report import CHANGED, CUT, EMPTY, NO_AUGMENTED_PROMPT, REASONS, REPEATED, SPECIAL, TWO_BOS
 from .tokenizer import tokenizer_digest
 
-_LAYOUT = 15
+_LAYOUT = 16
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 Tokenization = Literal["default", "openrlhf"]
@@ -193,7 +193,9 @@ def _tokenize_rows(
         changes = [CHANGED] * any(side.changed for side in rendered)
         bos = tokenizer.bos_token_id
         twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
-        out["odd"].append([*changes, *twice, *[SPECIAL] * odd, *[CUT] * is_cut])
+        said = rendered[0].prompt.strip()
+        again = [REPEATED] * (said != "" and all(s.response.lstrip().startswith(said) for s in rendered))
+        out["odd"].append([*changes, *twice, *again, *[SPECIAL] * odd, *[CUT] * is_cut])
     return out
 
 

@@ -171,6 +171,10 @@ def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     assert numbers["train"]["counts"]["two BOS"] == 40
     sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice (r0 for one); take it out of the texts."
     assert numbers["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
+    again = [row | {side: f"{row['prompt']}{row[side]}" for side in ("chosen", "rejected")} for row in rows]
+    numbers, _ = inspect([*again[:30], *rows[30:]], rows[:3])
+    told = "30 of 40 rows repeat the prompt in each response (r0 for one); take it out of the responses."
+    assert [numbers[split]["warnings"] for split in numbers] == [[f"train: {told}"], []]
 
 
 def test_special_tokens_in_texts_are_said(inspect):
