@@ -18,9 +18,8 @@ from tqdm import tqdm
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import local_path, replacing, write_json_lines
 
-from .columns import OPPOSITES, PREFERENCES, checked, words_of
-from .reading import column_names, numbered_rows
-from .split_prompt import NO_COMMON_PROMPT
+from .columns import OPPOSITES, PREFERENCES, words_of
+from .reading import SplitRows
 
 _SIDE = re.compile("chosen|rejected|(?<=votes_)(for|against)", re.IGNORECASE)
 _OTHER = {"chosen": "rejected", "rejected": "chosen", "for": "against", "against": "for"}
@@ -29,43 +28,35 @@ _DIFFERENCE = frozenset(("margin", "margins", "diff", "difference", "differences
 _AT_A_TIME = 1000
 
 
-def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
-    """Write rows of a source in this package's columns; see ``Source.write_cleaned``."""
-    _check_ids(name, rows["id"][:], drop | flip)
-    triples = zip(rows["id"][:], rows["reason"][:], rows["chat"][:], strict=True)
-    # They have no prompt, and a file has one in all rows or in none.
-    if out := {pair for pair, why, chat in triples if why == NO_COMMON_PROMPT and not chat}:
-        print(f"{len(out):,} rows without a common prompt are left out, as in training.")
-    drop = drop | out
-    return write_rows(
-        (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop), path
-    )
-
-
-def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
-    """Write the rows of a file in its own columns and format.
-
-    Prints the columns that are swapped with a label, and those that are not.
-    """
-    ids = [row["id"] for row in checked(lambda: numbered_rows(train), PREFERENCES, train)]
-    _check_ids(Path(train).name, ids, drop | flip)
-    names = column_names(train)
-    if flip:
-        _announce(names)
-    raw = zip(ids, (row for _, row in numbered_rows(train)), strict=True)
-    kept = (exchanged(row, names) if name in flip else row for name, row in raw if name not in drop)
-    rows = tqdm(kept, desc=path.name, unit="row")
-    return (
-        _write_parquet(rows, path, train, flip) if path.suffix == ".parquet" else write_json_lines(path, rows)
-    )
-
-
-def _check_ids(name: str, there: Iterable[str], asked: set[str]) -> None:
-    if missing := sorted(asked.difference(there)):
+def write_cleaned(
+    rows: Dataset, source: str, path: Path, drop: set[str], flip: set[str], given: SplitRows | None = None
+) -> int:
+    """Write rows of a source, as ``given`` or in this package's columns; see ``Source.write_cleaned``."""
+    ids, asked = rows["id"][:], drop | flip
+    if missing := sorted(asked.difference(ids)):
         raise UserError(
-            f"{name} has no row {missing[0]!r} any more ({len(missing)} of {len(asked)} are missing); "
+            f"{source} has no row {missing[0]!r} any more ({len(missing)} of {len(asked)} are missing); "
             "restore the data that the run was trained with."
         )
+    if given is None:
+        raw: Iterable[dict[str, Any]] = map(plain_row, rows)
+        reasons = zip(ids, rows["reason"][:], rows["chat"][:], strict=True)
+        # They have no prompt, and a file has one in all rows or in none.
+        if out := {pair for pair, why, chat in reasons if why is not None and not chat}:
+            print(f"{len(out):,} rows without a common prompt are left out, as in training.")
+        drop = drop | out
+    else:
+        raw = (row for _, row in given.read(given.names))
+        if flip:
+            _announce(given.names)
+    names = None if given is None else given.names
+    pairs = zip(ids, raw, strict=True)
+    kept = (exchanged(row, names) if pair in flip else row for pair, row in pairs if pair not in drop)
+    shown = tqdm(kept, desc=path.name, unit="row")
+    if path.suffix == ".parquet":
+        return _write_parquet(shown, path, source, flip)
+    # JSON has dates and decimals as texts, and no bytes.
+    return write_json_lines(path, shown, default=lambda v: None if isinstance(v, bytes) else str(v))
 
 
 def exchanged(row: dict[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -144,11 +135,6 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, train: str, flip:
             "another type, that of its other side if it has one, or take it out."
         ) from None
     return count
-
-
-def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write rows in this package's columns, except empty ones, as JSON Lines; return their number."""
-    return write_json_lines(path, tqdm(map(plain_row, rows), desc=path.name, unit="row"))
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:

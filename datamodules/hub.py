@@ -1,11 +1,9 @@
 """Preference pairs and demonstrations from Hugging Face Hub datasets or folders in their layout."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,37 +22,10 @@ from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest, expanded, is_file_of_rows
 from pacmr_lightning.policy.hub_access import locate
 
+from .cleaned import write_cleaned
 from .columns import PREFERENCES, SFT, Columns
-from .reading import arrow_row, column_names, numbered_rows, written_once
+from .reading import SplitRows, numbered_rows, written_once
 from .sources import DEFAULT_FRACTION, Completions, Files, RowsBySplit, Source, SplitPlaces
-
-
-@dataclass(frozen=True)
-class SplitRows:
-    """Rows of a split, before they are checked."""
-
-    names: list[str]
-    """Names of its columns."""
-    read: Callable[[Sequence[str]], Iterator[tuple[str, dict[str, Any]]]]
-    """Yields rows with these of its columns, and perhaps others, each with its place for errors."""
-    key: str
-    """Changes with the rows."""
-
-    @classmethod
-    def of_dataset(cls, place: str, rows: Dataset, key: str | None = None) -> SplitRows:
-        """Return the rows of a dataset."""
-
-        def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-            for number, values in enumerate(rows.select_columns(list(names)), 1):
-                yield f"{place}, row {number}", arrow_row(values)
-
-        return cls(rows.column_names, read, key or rows._fingerprint)
-
-    @classmethod
-    def of_files(cls, files: Sequence[str], key: str) -> SplitRows:
-        """Return the rows of JSON Lines or Parquet files, with their values as they are written."""
-        names = list(dict.fromkeys(chain.from_iterable(map(column_names, files))))
-        return cls(names, lambda few: chain.from_iterable(numbered_rows(file, few) for file in files), key)
 
 
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> SplitRows:
@@ -138,16 +109,12 @@ def convert(
     columns: Columns,
     name: str,
     key: str,
-    names: Sequence[str] = (),
 ) -> Dataset:
-    """Return rows that functions make of some splits', cached once; change ``key`` when their results change.
-
-    ``names`` are the columns that it needs; none for all.
-    """
+    """Return rows made of splits' rows by functions, cached once; change ``key`` when the results change."""
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         for split, row in parts:
-            for place, values in split.read(names or split.names):
+            for place, values in split.read(split.names):
                 yield place, row(values)
 
     return written_once(rows, columns, name, repr([key, *(split.key for split, _ in parts)]))
@@ -192,8 +159,8 @@ class _HubRows(RowsBySplit):
         self.files: tuple[str, ...] = (self.path,)
         self.name = self.path
 
-    def read(self, place: str) -> Dataset:
-        """Return the rows of the dataset's split ``place``."""
+    def _with_our_names(self, place: str) -> SplitRows:
+        """Return a split with all of its columns, those that are read under this package's names."""
         split = load_split(self.path, place, self.subset)
         for ours, theirs in self.names.items():
             if theirs is not None and theirs not in split.names:
@@ -201,7 +168,8 @@ class _HubRows(RowsBySplit):
                     f"columns has {ours}: {theirs!r}, but {self.path} has the columns "
                     f"{', '.join(split.names)}."
                 )
-        given = {name: name for name in self.known if name in split.names} | self.names
+        taken = {*self.names.values()}.difference(self.known)
+        given = {name: name for name in split.names if name not in taken} | self.names
         names = {ours: theirs for ours, theirs in given.items() if theirs is not None}
         for name in self.columns.responses:
             if name not in names:
@@ -210,20 +178,30 @@ class _HubRows(RowsBySplit):
                     f"as in --source.columns '{{{name}: response_j}}' for a column response_j "
                     "(--data.source.columns in pacmr fit)."
                 )
-        others = [name for name in split.names if name not in (*names.values(), *self.known)]
 
-        def row(values: dict[str, Any]) -> dict[str, Any]:
-            unread = {name: values.get(name, "not read") for name in others}
-            return unread | {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
+        def read(few: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+            for row, values in split.read([names[name] for name in few]):
+                yield row, {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
 
-        key = repr(sorted(names.items()))
-        return convert([(split, row)], self.columns, self.path, key, list(names.values()))
+        return SplitRows([*names], read, repr([split.key, sorted(names.items())]))
+
+    def read(self, place: str) -> Dataset:
+        """Return the rows of the dataset's split ``place``."""
+        split = self._with_our_names(place)
+        unread = {name: "not read" for name in split.names if name not in self.known}
+        split = replace(split, names=[name for name in split.names if name in self.known])
+        return convert([(split, lambda row: unread | row)], self.columns, self.path, "hub 1")
 
 
 class HubPreferences(_HubRows, Source):
     """Preference pairs of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
     columns = PREFERENCES
+
+    def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
+        """Write the training split again with all of its columns and rows that training did not use."""
+        split, path = self._with_our_names(self.splits.train), self.check_output(output)
+        return write_cleaned(self.load_all(), self.path, path, drop, flip, split)
 
 
 def pairs_of(place: str | Path) -> Source:

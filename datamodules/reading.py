@@ -1,8 +1,12 @@
 """Preference pairs and SFT rows of files, checked and kept in datasets' cache, and their values."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,36 @@ def read_rows(path: str | Path, columns: Columns) -> Dataset:
     # The path is part of the key because messages name it.
     key = f"{path.resolve()}:{content_digest(path)}"
     return written_once(lambda: numbered_rows(path), columns, str(path), key)
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Rows of a split, before they are checked."""
+
+    names: list[str]
+    """Names of its columns."""
+    read: Callable[[Sequence[str]], Iterator[tuple[str, dict[str, Any]]]]
+    """Yields rows with these of its columns, and perhaps others, each with its place for errors."""
+    key: str
+    """Changes with the rows."""
+
+    @classmethod
+    def of_dataset(cls, place: str, rows: Dataset, key: str | None = None) -> SplitRows:
+        """Return the rows of a dataset."""
+
+        def read(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+            kinds = {name: str(rows.data.schema.field(name).type) for name in names}
+            few = [name for name, kind in kinds.items() if "bytes: binary" not in kind]  # not those of images
+            for number, values in enumerate(rows.select_columns(few), 1):
+                yield f"{place}, row {number}", arrow_row(values)
+
+        return cls(rows.column_names, read, key or rows._fingerprint)
+
+    @classmethod
+    def of_files(cls, files: Sequence[str], key: str) -> SplitRows:
+        """Return the rows of JSON Lines or Parquet files, with their values as they are written."""
+        names = list(dict.fromkeys(chain.from_iterable(map(column_names, files))))
+        return cls(names, lambda few: chain.from_iterable(numbered_rows(file, few) for file in files), key)
 
 
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
@@ -137,7 +171,7 @@ def column_names(path: str | Path) -> list[str]:
     if not str(path).endswith(".parquet"):
         return list(dict.fromkeys(name for _, row in numbered_rows(path) for name in row))
     try:
-        return list(pq.read_schema(path).names)
+        return list(pq.read_schema(local_path(path)).names)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
 

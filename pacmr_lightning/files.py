@@ -128,14 +128,14 @@ def _unique_keys(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write one JSON object per line, atomically, as gzip if the path ends so; return their number."""
+def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]], **options: Any) -> int:
+    """Write a line of ``json.dumps`` per row, atomically, as gzip if the path ends so; return their number"""
     count, opener = 0, gzip.open if str(path).endswith(".gz") else open
     # Half of a surrogate pair becomes its escape in JSON.
     how: dict[str, Any] = {"mode": "wt", "encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
     with replacing(path) as temporary, opener(temporary, **how) as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, **options) + "\n")
             count += 1
     return count
 

@@ -29,10 +29,10 @@ from pacmr_lightning.commands.refine import (
     kept_file,
     train_again,
 )
-from pacmr_lightning.datamodules.cleaned import exchanged, write_rows
+from pacmr_lightning.datamodules.cleaned import exchanged, plain_row
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.errors import UserError, check_within
-from pacmr_lightning.files import write_frame, write_json, write_text
+from pacmr_lightning.files import write_frame, write_json, write_json_lines, write_text
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.token_layout import padded, row_multiple, separate_rows
@@ -325,7 +325,7 @@ def write_pairs(data: PreferenceData, path: Path, kept: list[int], swap: list[in
             row = found[places[data.train_pairs.rows[i]["id"]]]
             rows.append(exchanged(row) if data.train_pairs.swapped[i] != opposite else row)
     # Ids must be unique, and a pair can be both clean and selected.
-    write_rows(({**row, "id": None} for row in rows), path)
+    write_json_lines(path, (plain_row({**row, "id": None}) for row in rows))
 
 
 def score(folder: Path, pairs: Any) -> None:

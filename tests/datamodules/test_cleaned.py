@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules import Files, HubPreferences
+from pacmr_lightning.datamodules import AnthropicHH, Files, HubPreferences
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
@@ -81,15 +81,19 @@ SWAPPED = SIDED | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "folder"])
 def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
     rows = [{"id": str(i), "prompt": "p", "chosen": f"a{i}", "rejected": f"b{i}", **SIDED} for i in range(3)]
-    path, output = write_rows(rows), tmp_path / f"out.{ending}"
+    source, output = Files(write_rows(rows)), tmp_path / f"out.{ending.replace('folder', 'jsonl')}"
+    if ending == "folder":
+        (tmp_path / "set").mkdir()
+        write_rows(rows, "set/train.jsonl")
+        source = HubPreferences(str(tmp_path / "set"))
     if ending == "parquet":
-        path = str(tmp_path / "rows.parquet")
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    Files(path).write_cleaned(str(output), drop={"0"}, flip={"1"})
-    found = lines(output) if ending == "jsonl" else pq.read_table(output).to_pylist()
+        source = Files(str(tmp_path / "rows.parquet"))
+        pq.write_table(pa.Table.from_pylist(rows), source.files[0])
+    source.write_cleaned(str(output), drop={"0"}, flip={"1"})
+    found = lines(output) if ending != "parquet" else pq.read_table(output).to_pylist()
     assert found == [rows[1] | SWAPPED | {"chosen": "b1", "rejected": "a1"}, rows[2]]
     assert capsys.readouterr().out.splitlines() == [
         "Columns that are exchanged where a label is swapped: chosen, rejected, score_chosen, "
@@ -99,7 +103,7 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         "Columns that are not changed where a label is swapped; check those that describe a side: "
         "meta, winner, chosen_index, label, tokens, difficulty.",
     ]
-    Files(path).write_cleaned(str(output), drop={"0"}, flip=set())
+    source.write_cleaned(str(output), drop={"0"}, flip=set())
     assert capsys.readouterr().out == "", "nothing was swapped"
 
 
@@ -156,20 +160,22 @@ def test_messages_and_tools_of_a_hub_dataset(tmp_path):
     assert read_preferences(path)[:] == known[:]
     assert source.write_cleaned(str(path), {known["id"][0]}, {known["id"][1]}) == 2
     found = read_preferences(path)
-    assert found["id"][:] == known["id"][1:] and found["eta"][:] == [0.75, 0.25]
+    assert found["id"][1] == known["id"][2] and found["eta"][:] == [0.75, 0.25]
     assert [found[side][0] for side in sides] == [known[side][1] for side in ("rejected", "chosen")]
     assert found["tools"][0] == known["tools"][1] and found["chosen"][1] == known["chosen"][2]
 
 
 def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
     """A file has a prompt in each row, or in none; numbers and truth values may be texts."""
-    rows = [{side: f"Question {i}: {side}" for side in ("chosen", "rejected")} for i in range(3)]
-    (tmp_path / "set").mkdir()
-    write_lines(tmp_path / "set" / "train.jsonl", [*rows, {"chosen": "Alpha", "rejected": "Gamma"}])
-    (tmp_path / "set").rename(tmp_path / "set.parquet")  # as Spark names a folder
-    source, path = HubPreferences(str(tmp_path / "set.parquet")), str(tmp_path / "out.jsonl")
+    rows = [{side: f"\n\nHuman: {i}\n\nAssistant: {side}" for side in CHAT} for i in range(3)]
+    rows += [dict.fromkeys(CHAT, "\n\nHuman: a"), rows[0] | {"rejected": rows[1]["rejected"]}]
+    folder, path = tmp_path / "set.parquet", str(tmp_path / "out.jsonl")  # as Spark names a folder
+    (folder / "harmless-base").mkdir(parents=True)
+    write_lines(folder / "harmless-base" / "train.jsonl", rows)
+    assert HubPreferences(str(folder)).write_cleaned(path, set(), set()) == 5 and lines(path) == rows
+    source = AnthropicHH(str(folder), ["harmless-base"])
     assert source.write_cleaned(path, set(), set()) == len(read_preferences(path)) == 3
-    assert "1 rows without a common prompt are left out" in capsys.readouterr().out
+    assert "2 rows without a common prompt are left out" in capsys.readouterr().out
     source = Files(write_rows([ROWS[1] | {"id": "a", "eta": "0.25", "flipped": "false"}]))
     assert source.write_cleaned(path, set(), {"a"}) == 1
     assert [(row["eta"], row["flipped"]) for row in lines(tmp_path / "out.jsonl")] == [(0.75, True)]

@@ -256,14 +256,18 @@ def test_columns_that_are_not_read(tmp_path, caplog):
         "time": pa.array([1] * 3, pa.time64("ns")),
         "views": pa.array(["a"] * 3, pa.string_view()),
         "nothing": pa.nulls(3),
+        "image": pa.array([{"bytes": b"x"}] * 3),
     }
     texts = {name: pa.array([f"{name} {i}" for i in range(3)]) for name in ("prompt", "chosen", "rejected")}
     (tmp_path / "odd").mkdir()
     pq.write_table(pa.table(texts | odd), tmp_path / "odd" / "train.parquet")
     with caplog.at_level("INFO"):
         assert HubPreferences(str(tmp_path / "odd")).load_all()["chosen"][:] == texts["chosen"].to_pylist()
-    said = f"{tmp_path / 'odd'}: these columns are not read: map, nothing, time, views."
+    said = f"{tmp_path / 'odd'}: these columns are not read: image, map, nothing, time, views."
     assert said in caplog.messages
+    HubPreferences(str(tmp_path / "odd")).write_cleaned(str(tmp_path / "out.jsonl"), set(), set())
+    row = {"map": [["a", 1]], "time": "00:00:00", "views": "a", "nothing": None, "image": {"bytes": None}}
+    assert read_lines(tmp_path / "out.jsonl")[0] == row | {name: f"{name} 0" for name in texts}
 
 
 def test_errors(tldr, hh, tmp_path):
