@@ -129,7 +129,7 @@ def _unique_keys(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]], **options: Any) -> int:
-    """Write a line of ``json.dumps`` per row, atomically, as gzip if the path ends so; return their number."""
+    """Write a line of ``json.dumps`` per row, atomically, as gzip if the path ends so; return their count."""
     count, opener = 0, gzip.open if str(path).endswith(".gz") else open
     # Half of a surrogate pair becomes its escape in JSON.
     how: dict[str, Any] = {"mode": "wt", "encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
