@@ -280,7 +280,7 @@ def _reworded(prompt: str, chat: bool) -> str:
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
-    chat: Sequence[bool] | None = None,
+    chat: Sequence[bool],
     tokenization: Tokenization = "default",
 ) -> list[list[int]]:
     """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing.
@@ -288,7 +288,6 @@ def prompt_tokens(
     With OpenRLHF's rules no prompt gets BOS.
     """
     before = [] if tokenization == "openrlhf" else _added_before(tokenizer)
-    chat = [False] * len(prompts) if chat is None else chat
     return [
         ids if is_chat or ids[: len(before)] == before else [*before, *ids]
         for ids, is_chat in zip(_encode(tokenizer, prompts), chat, strict=True)

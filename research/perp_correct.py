@@ -35,7 +35,7 @@ from pacmr_lightning.errors import UserError, check_within
 from pacmr_lightning.files import write_frame, write_json, write_json_lines, write_text
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.token_layout import padded, row_multiple, separate_rows
+from pacmr_lightning.policy.token_layout import padded, separate_rows
 from pacmr_lightning.runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run, ready
 from pacmr_lightning.runs.folder import CONFIG, SUMMARY, read_summary
 from research import command
@@ -130,7 +130,7 @@ def mean_nll(policy: PolicyModel, batch: PairBatch) -> Tensor:
     assert rows.real is not None
     row, column = rows.real[:, 1:].nonzero(as_tuple=True)
     rows = replace(rows, source=(row, column), targets=rows.input_ids[row, column + 1], owner=row)
-    sums = policy.log_probs(batch, padded(rows, row_multiple(batch.input_ids.device)))
+    sums = policy.log_probs(batch, padded(rows))
     counts = torch.bincount(row).view(2, -1)
     return torch.stack([-sums.chosen / counts[0], -sums.rejected / counts[1]], dim=1)
 

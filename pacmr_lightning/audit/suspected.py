@@ -56,7 +56,7 @@ def find(
     found: Agreement,
     votes: Votes,
     threshold: float,
-    alone: Scorer | None = None,
+    alone: Scorer,
     decided: Decisions | None = None,
 ) -> Findings:
     """Rank pairs of ``ScoredPairs``, and mark labels with p below a threshold as suspected errors.
@@ -88,11 +88,10 @@ def find(
     told = found.usable or (votes.total > 1).any()  # else nothing says whether a label is right
     reliability = annotator_reliability(pairs, found.margin) if told and "annotator" in pairs else None
     groups = group_reliability(ranked if decided is None else decided.follow(ranked), reliability)
-    quality, alone = pd.DataFrame(methods), alone or scorer
-    return Findings(ranked, scorer, alone, threshold, cut, found, share, quality, groups)
+    return Findings(ranked, scorer, alone, threshold, cut, found, share, pd.DataFrame(methods), groups)
 
 
-def _computed(pairs: pd.DataFrame, scorer: Scorer, alone: Scorer | None) -> list[Scorer]:
+def _computed(pairs: pd.DataFrame, scorer: Scorer, alone: Scorer) -> list[Scorer]:
     """Return the other scorers of which the pairs have a score, and the policy only if it is ``alone``."""
     there: dict[Scorer, bool] = {
         "dpo": bool(pairs["cross_fit_u"].notna().all()),

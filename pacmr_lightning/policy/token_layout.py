@@ -17,6 +17,8 @@ from transformers import PretrainedConfig
 from ..batch import LogProbs, PairBatch, Segment
 from .packed_attention import VARLEN, Packing
 
+TILES = {"cuda": 64}
+"""Multiple of rows' lengths by device: GPU kernels prefer whole tiles, and cuDNN plans for each length."""
 Layout = Literal["shared", "packed", "separate", "plain"]
 """Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
 
@@ -76,7 +78,7 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     if layout == "plain":
         return replace(separate_rows(batch), whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
-    return padded(rows, row_multiple(batch.input_ids.device))
+    return padded(rows)
 
 
 def alone_rows(batch: PairBatch) -> list[Rows]:
@@ -95,15 +97,10 @@ def alone_rows(batch: PairBatch) -> list[Rows]:
     return alone
 
 
-def row_multiple(device: torch.device) -> int:
-    """Return the multiple to pad rows to: GPU kernels prefer whole tiles, and cuDNN plans for each length."""
-    return 64 if device.type == "cuda" else 1
-
-
-def padded(rows: Rows, multiple: int) -> Rows:
-    """Pad rows on the right to a multiple of a length."""
+def padded(rows: Rows) -> Rows:
+    """Pad rows on the right to a multiple of their device's."""
     count, length = rows.input_ids.shape
-    more = -length % multiple
+    more = -length % TILES.get(rows.input_ids.device.type, 1)
     if not more:
         return rows
 

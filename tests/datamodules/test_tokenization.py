@@ -64,7 +64,7 @@ def test_augmented_prompts(tokenizer):
     ]
     kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 60)
     assert kept["has_augmented_prompt"][:] == [True, True, False, False, False]
-    assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"])
+    assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"], [False] * 2)
     assert kept["augmented_ids"][2:] == [[], [], []]
     assert (counts["kept"], counts["no augmented prompt"]) == (5, 3)
 

@@ -30,7 +30,7 @@ def test_quality_by_hand():
 def find_with(pairs, scorer, known=None, threshold=0.5, votes=None):
     votes = votes or Votes.single(len(pairs))
     u, prompts = pairs[SCORES[scorer]].to_numpy(), pairs["prompt"].to_numpy()
-    return find(pairs, scorer, agreement(u, prompts, votes, known), votes, threshold)
+    return find(pairs, scorer, agreement(u, prompts, votes, known), votes, threshold, scorer)
 
 
 def frame(n=2000, rate=0.3, known=True):

@@ -16,7 +16,7 @@ from pacmr_lightning.policy.attention import AttentionPlan, use_attention
 from pacmr_lightning.policy.chunked_log_probs import token_log_probs
 from pacmr_lightning.policy.model import middle_states
 from pacmr_lightning.policy.packed_attention import VARLEN
-from pacmr_lightning.policy.token_layout import Rows, rows_of, shared_mask
+from pacmr_lightning.policy.token_layout import TILES, Rows, rows_of, shared_mask
 
 from ..conftest import CONFIGS
 from .test_attention import values_and_gradient
@@ -321,7 +321,7 @@ def test_logits_of_a_large_vocabulary(frozen):
 def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(name, double=True), make_batch()
     expected = values_and_gradient(policy, layout, batch)
-    monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: 64)
+    monkeypatch.setitem(TILES, "cpu", 64)
     rows = rows_of(layout, batch)
     assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
     torch.testing.assert_close(values_and_gradient(policy, layout, batch), expected, atol=1e-10, rtol=1e-8)
