@@ -5,16 +5,14 @@ import math
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
 from ..audit import AuditOptions, audit
-from ..audit.options import JUDGED_PAIRS
-from ..audit.scorers import Choice
 from ..errors import UserError, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
-from ..evaluation.judging import PairJudge
 from ..files import check_writable, content_digest, local_path, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
@@ -42,17 +40,10 @@ def refine(
     run: str,
     output: str | None = None,
     labels: Labels = "soft",
-    noise_rate: float | None = None,
     beta: float | None = None,
-    scorer: Choice | None = None,
-    checkpoint: str = "last",
     easiest: float | None = None,
-    decisions: str | None = None,
-    judges: list[PairJudge] | None = None,
-    judged_pairs: int = JUDGED_PAIRS,
-    prompt_price: float | None = None,
-    completion_price: float | None = None,
     anyway: bool = False,
+    **options: Any,
 ) -> Path:
     """Trains a second pass from the reference, with soft labels from an audit of the first run.
 
@@ -68,19 +59,12 @@ def refine(
             weighted by it. "drop": without suspected label errors.
             "swap": with their labels swapped. "easiest": Selective DPO, on the pairs with the highest
             cross-fitted u, from easy to difficult; it needs ``--scorer dpo``.
-        noise_rate: known rate of random flips, as in ``pacmr audit``. With it, the second pass also runs on
-            scores that do not predict the labels.
         beta: DPO's temperature in the second pass; default: the first run's. Soft labels raise the KL to the
             reference, so a beta for clean labels is a good choice.
-        scorer: as in ``pacmr audit``, with the same default; "dpo" trains two more policies.
-        checkpoint: name, without .ckpt, of the file in the run's folder ``checkpoints`` to audit with.
         easiest: fraction of the pairs for ``--labels easiest``; default: 0.5.
-        decisions: file of manual decisions, as in ``pacmr audit``: they fix labels.
-        judges: judges whose votes join the score, as in ``pacmr audit``.
-        judged_pairs: pairs to judge.
-        prompt_price: price of a million prompt tokens of the judges, in any currency.
-        completion_price: price of a million completion tokens.
         anyway: also refine a run whose policy did not move, or whose labels cannot be predicted.
+        options: of ``pacmr audit``, without ``output``. With a ``noise_rate`` the second pass also runs on
+            scores that do not predict the labels.
 
     Returns:
         The folder of the second pass.
@@ -90,7 +74,8 @@ def refine(
     """
     if beta is not None:
         DPO(beta)  # refuses one that is out of range
-    first = find_run(run, checkpoint)
+    audited = AuditOptions(**options)
+    first = find_run(run, audited.checkpoint)
     run = first.folder
     if first.data["init_args"].get("clean_meta"):
         raise UserError(
@@ -98,9 +83,14 @@ def refine(
             "without them."
         )
     folder = local_path(output) if output else folder_beside(run, "refined")
-    asked: dict[str, Any] = {"run": str(run), "labels": labels, "noise_rate": noise_rate, "beta": beta}
-    asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
-    asked["decisions"] = None if decisions is None else kept_file(decisions, local_path(decisions))
+    audited = replace(audited, output=str(folder / AUDIT))
+    given = {field.name: getattr(audited, field.name) for field in fields(audited)}
+    for name in ("output", "prompt_price", "completion_price"):
+        del given[name]
+    asked = {"run": str(run), "labels": labels, "beta": beta, **given}
+    asked["checkpoint"] = kept_file(audited.checkpoint, first.checkpoint)
+    if (file := audited.decisions) is not None:
+        asked["decisions"] = kept_file(file, local_path(file))
     if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
         rate = first.model["init_args"].get("learning_rate")
         raise UserError(
@@ -110,23 +100,11 @@ def refine(
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
-    _check_easiest(labels, easiest, scorer, judges=judges, decisions=decisions, noise_rate=noise_rate)
-    asked |= {"judges": [judge.settings for judge in judges or ()], "judged_pairs": judged_pairs}
-    audited = folder / AUDIT
-    options = AuditOptions(
-        scorer,
-        str(audited),
-        checkpoint,
-        noise_rate=noise_rate,
-        decisions=decisions,
-        judges=judges,
-        judged_pairs=judged_pairs,
-        prompt_price=prompt_price,
-        completion_price=completion_price,
-    )
-    _audit_first(run, folder, asked, options, needs_p=labels != "easiest" and not anyway)
+    asked["judges"] = [judge.settings for judge in audited.judges or ()]
+    _check_easiest(labels, easiest, audited)
+    _audit_first(run, folder, asked, audited, needs_p=labels != "easiest" and not anyway)
     if not (folder / SUMMARY).exists():
-        use = _use(labels, audited / AUDITED_PAIRS, easiest)
+        use = _use(labels, folder / AUDIT / AUDITED_PAIRS, easiest)
         if "reference" in first.data["init_args"]:
             use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
@@ -150,21 +128,18 @@ def _audit_first(run: str, folder: Path, asked: dict[str, Any], options: AuditOp
     write_json(folder / RECORD, asked)
 
 
-def _check_easiest(
-    labels: Labels, easiest: float | None, scorer: str | None, **unused: list[PairJudge] | str | float | None
-) -> None:
+def _check_easiest(labels: Labels, easiest: float | None, audited: AuditOptions) -> None:
     if labels != "easiest":
         if easiest is not None:
             raise UserError(f"easiest is {easiest}, but labels {labels} does not use it; leave it out.")
         return
     check_within("(0, 1]", easiest=easiest)
-    if scorer != "dpo":
+    if (scorer := audited.scorer) != "dpo":
         raise UserError(
             f"scorer is {scorer or 'not given'}, but labels easiest needs cross-fitted u; use --scorer dpo."
         )
-    for name, value in unused.items():
-        if value:
-            raise UserError(f"{name} is given, but labels is easiest, which does not use it; leave it out.")
+    for name in audited.changed.keys() & {"judges", "decisions", "noise_rate"}:
+        raise UserError(f"{name} is given, but labels is easiest, which does not use it; leave it out.")
 
 
 def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:

@@ -259,7 +259,7 @@ EASIEST = "{run} --labels easiest --scorer dpo"
         ("{run} --output {run}", "already holds another run; name another with --output"),
         ("{run} --labels easiest", "scorer is not given, but labels easiest needs cross-fitted u"),
         (EASIEST + " --easiest 1.5", "easiest is 1.5, but it must be above 0"),
-        (EASIEST + " --decisions x", "decisions is given, but labels is easiest, which does not use it"),
+        (EASIEST + " --noise_rate 0.3", "noise_rate is given, but labels is easiest, which does not use it"),
         ("{run} --beta -1", "beta is -1.0, but it must be above 0"),
         ("{run} --easiest 0.3", "easiest is 0.3, but labels soft does not use it"),
     ],
