@@ -137,6 +137,13 @@ def forked():
 
 
 @pytest.fixture
+def inside(tmp_path, monkeypatch):
+    """The test's own folder, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def write_rows(tmp_path):
     return lambda rows, name="rows.jsonl": write_lines(tmp_path / name, rows)
 
@@ -220,17 +227,22 @@ def own_modules() -> dict[str, Path]:
     return found
 
 
-def fails(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> str:
-    """Runs a command, which must fail with status 2 and one line; returns that line."""
+def ended(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> tuple[int, str, str]:
+    """Runs a command that ends the program; returns its status, output and errors."""
     from pacmr_lightning import cli
 
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         cli.main([*map(str, arguments)])
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
+    return stop.value.code, *capsys.readouterr()
+
+
+def fails(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> str:
+    """Runs a command, which must fail with status 2 and one line; returns that line."""
+    status, _, said = ended(capsys, arguments)
     lines = [line for line in said.splitlines() if line.startswith("pacmr: ")]
-    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ") and "Traceback" not in said
+    assert status == 2 and "Traceback" not in said
+    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
     return lines[0]
 
 

@@ -19,10 +19,9 @@ TABLE = [line.split("|")[1:3] for line in PAGE.splitlines() if line.startswith("
 
 # TRL calls names that transformers 5.24 deprecates.
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
-def test_the_recipe(tmp_path, monkeypatch, tiny_llama, capsys):
+def test_the_recipe(inside, monkeypatch, tiny_llama, capsys):
     """Its program and commands, in their order, with a tiny model and few pairs."""
     pytest.importorskip("trl", reason="TRL is in the extra oracle")
-    monkeypatch.chdir(tmp_path)
     tiny_llama("path/to/sft-model")
     for name, seed in (("pairs.jsonl", 7), ("validation.jsonl", 8)):
         write_lines(name, World().preference_rows(64, seed))

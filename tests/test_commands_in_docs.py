@@ -55,15 +55,14 @@ def commands(start: str) -> list:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+def here(inside):
+    (inside / "configs").symlink_to(ROOT / "configs")
     text = (ROOT / "configs/preference.yaml").read_text()
     text = text.replace("rank: 16", "model: path/to/model\n        rank: 16")
     text = text.replace("validation: null", "train: pairs.jsonl\n        validation: null")
     for name in ("mine.yaml", "runs/mine/config.yaml", "runs/mine-refined/config.yaml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (inside / name).parent.mkdir(parents=True, exist_ok=True)
+        (inside / name).write_text(text)
 
 
 @pytest.mark.parametrize("words", commands("pacmr "))

@@ -14,7 +14,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.callbacks import weight_figures
 from pacmr_lightning.embedded_world import World
 
-from .conftest import read_lines, write_lines
+from .conftest import ended, read_lines, write_lines
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
@@ -34,9 +34,8 @@ def test_preference_configs_leave_the_rate_to_the_size():
 
 
 @pytest.fixture
-def tiny(tmp_path, tiny_llama, monkeypatch) -> dict[str, str]:
+def tiny(inside, tiny_llama) -> dict[str, str]:
     """Paths of a tiny model with its tokenizer, of pairs and of completions, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
     tiny_llama("model")
     pairs = write_lines("pairs.jsonl", World().preference_rows(160, 0))
     completions = write_lines("completions.jsonl", World().sft_rows(400, 0))
@@ -190,10 +189,8 @@ def test_strategies_compose(strategy, base, capsys):
     """Parsed only: a strategy says where things lie, and leaves the run as it is."""
     method = ROOT / "configs/methods/pacmr.yaml"
     files = [word for path in (base, method, strategy) for word in ("--config", str(path))]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["fit", *files, "--print_config"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
+    status, printed, _ = ended(capsys, ["fit", *files, "--print_config"])
+    assert status == 0
     parsed = yaml.safe_load(printed)
     own = yaml.safe_load(strategy.read_text())
     for key, value in own["trainer"]["strategy"]["init_args"].items():

@@ -20,8 +20,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
-def learn(tmp_path, monkeypatch, capsys, tiny_llama, write_rows):
-    monkeypatch.chdir(tmp_path)
+def learn(inside, monkeypatch, capsys, tiny_llama, write_rows):
     rows = list(World().preference_rows(120, 0))
     words = ("golden", "grey")
     for number, row in enumerate(rows):

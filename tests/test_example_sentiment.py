@@ -17,17 +17,16 @@ from .conftest import write_lines as write
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(inside):
     """Responses of two models to 2,000 prompts, the prompts' categories, and the lexicon good = 1."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lexicon.txt").write_text("good\t1\n")
+    (inside / "lexicon.txt").write_text("good\t1\n")
     categories = [{"prompt": f"prompt {i}", "category": str(i % 3)} for i in reversed(range(2500))]
-    write(tmp_path / "reviews.jsonl", categories)
+    write(inside / "reviews.jsonl", categories)
     for name, responses in (("1", [" good"]), ("2", [" plain", " good", " ", " bare"])):
         texts = (responses[i % len(responses)] for i in range(2000))
         rows = [{"id": f"p{i}", "prompt": f"prompt {i}", "response": text} for i, text in enumerate(texts)]
-        write(tmp_path / f"responses-{name}.jsonl", rows)
-    return tmp_path
+        write(inside / f"responses-{name}.jsonl", rows)
+    return inside
 
 
 def label(*options, output="."):

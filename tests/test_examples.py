@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def fetch(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def fetch(inside, capsys):
     main = runpy.run_path(str(ROOT / "examples/fetch.py"))["main"]
 
     def call(*words, **names):

@@ -20,8 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_snippet(tmp_path, monkeypatch, tiny_llama):
-    monkeypatch.chdir(tmp_path)
+def test_the_snippet(inside, tiny_llama):
     tiny_llama("path/to/your/sft-model")
     [rows] = [block for block in re.findall(r"```json\n(.*?)```", README, re.S) if '"rejected"' in block]
     text, _chat = map(json.loads, rows.splitlines())

@@ -20,9 +20,8 @@ def pacmr(words):
 
 
 @pytest.mark.slow
-def test_from_rows_to_verdicts(shared_data, server, tmp_path, monkeypatch):
+def test_from_rows_to_verdicts(shared_data, server, inside):
     """On the first rows of each file, which a model takes in in seconds."""
-    monkeypatch.chdir(tmp_path)
     for name, count in (("sft", 160), ("train", 480), ("validation", 96)):
         write_lines(f"{name}.jsonl", read_lines(shared_data / f"tldr/{name}.jsonl.gz")[:count])
     pacmr(f"""

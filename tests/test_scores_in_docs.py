@@ -17,8 +17,7 @@ SECTION = (Path(__file__).parents[1] / "research/notebook/scores-recorded-wrongl
 
 
 @pytest.fixture
-def rows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def rows(inside):
     (program,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
     exec(compile(program, "scores.py", "exec"), {})
     return read_lines("scores.jsonl")

@@ -48,8 +48,7 @@ def predict(tmp_path, model):
 
 
 def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        rows = predict(new=8)
+    rows = predict(new=8)
     prompts = EmbeddedWorld(8, 8).prompts
     assert [list(row) for row in rows] == [FIELDS] * 10
     places = [prompts.index(row["prompt"]) for row in rows]
@@ -65,8 +64,7 @@ def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
 
     # Another policy answers the same prompts under the same ids.
     caplog.clear()
-    with caplog.at_level("INFO"):
-        other = predict(new=8, moved=0.3, folder="other")
+    other = predict(new=8, moved=0.3, folder="other")
     assert [(r["id"], r["prompt"]) for r in other] == [(r["id"], r["prompt"]) for r in rows]
     assert [r["response"] for r in other] != [r["response"] for r in rows]
     assert "reference's responses" not in caplog.text
@@ -79,8 +77,7 @@ def test_what_was_answered_is_not_generated_again(predict, tmp_path, caplog):
         answers = [json.loads(value) for (value,) in store.execute("SELECT value FROM answers")]
         assert len(answers) == 10
         store.execute('UPDATE answers SET value = replace(value, \'"text": "\', \'"text": "stored \')')
-    with caplog.at_level("INFO"):
-        again = predict()
+    again = predict()
     assert [row["response"] for row in again] == [f"stored {row['response']}" for row in rows]
     assert "10 came from an earlier run." in caplog.text
     # A batch of which one answer is missing is generated whole, as it was.
@@ -128,11 +125,10 @@ def test_chat_messages_stay_messages(predict, model, write_rows, tmp_path):
         ({"temperature": -1.0}, "temperature is -1"),
     ],
 )
-def test_bad_input_leaves_nothing(options, message, predict, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_leaves_nothing(options, message, predict, inside):
     with pytest.raises(UserError, match=message):
         predict(**options)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in inside.iterdir()] == ["model"]
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from ..pacmr_lightning.policy.test_logprobs import plain_kl
 
 
 @pytest.fixture
-def fit(tiny_llama, pair_rows, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def fit(tiny_llama, pair_rows, inside):
     tiny_llama("model", initializer_range=0.5)
     write_lines("pairs.jsonl", (row | {"id": str(i)} for i, row in enumerate(pair_rows(64))))
 

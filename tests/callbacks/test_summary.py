@@ -67,7 +67,6 @@ def test_no_more_visits_are_held_than_the_window_needs():
 
 
 def test_null_where_nothing_is_known(tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO")
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     data, module = Data(lambda i: None), Module()
     data.noise_rate, module.weighting = None, VNetWeighting()

@@ -219,8 +219,7 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     chat["label"] = "Tie (bothbad)"
     text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "s", "label": "tier1"}
     path = write_rows([chat, text])
-    with caplog.at_level("INFO"):
-        rows = read_preferences(path)
+    rows = read_preferences(path)
     columns = "images, label (in some rows), margin, system, tools (in some rows)"
     assert f"{path}: these columns are not read: {columns}." in caplog.messages
     tokens, _ = tokenize_pairs(rows, tokenizer, 512)

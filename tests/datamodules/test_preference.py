@@ -64,8 +64,7 @@ def data(write_rows, pair_rows, tiny_tokenizer_folder):
 
 def test_fit_validates_on_clean_labels_and_counts(trainer, data, caplog):
     module, datamodule = Recorder(), data(noise_rate=0.4)
-    with caplog.at_level("INFO"):
-        trainer(max_epochs=2, num_sanity_val_steps=0).fit(module, datamodule)
+    trainer(max_epochs=2, num_sanity_val_steps=0).fit(module, datamodule)
     assert [step for step, *_ in module.seen] == list(range(22))
     assert [step for step, _, meta in module.seen if meta] == list(range(0, 22, 3))
     # Epochs are permutations without the incomplete batch.
@@ -163,8 +162,7 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
 
 def test_ties_are_not_validated(data, write_rows, pair_rows, caplog):
     rows = [row | {"id": f"{i}"} | ({"label": "tie"} if i % 2 else {}) for i, row in enumerate(pair_rows(10))]
-    with caplog.at_level("INFO"):
-        (datamodule := data(Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")
+    (datamodule := data(Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")
     assert datamodule.validation_pairs.rows["id"][:] == ["0", "2", "4", "6", "8"]
     assert "validation: 5 of 10 pairs are ties, of which no response is better; they are left" in caplog.text
 
@@ -199,8 +197,7 @@ def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, 
     lengths = torch.cat(lengths).tolist()
     assert len(lengths) == 7 and lengths == sorted(lengths, reverse=True)
     limited = data(Files(path, path), predict_max_length=lengths[3])
-    with caplog.at_level("INFO"):
-        batches = trainer().predict(Recorder(), limited)
+    batches = trainer().predict(Recorder(), limited)
     assert torch.cat([batch.attention_mask.sum(1) for batch in batches]).tolist() == lengths[3:]
     assert [place for batch in batches for place in batch.places] == [6, 0, 5, 2]
     left_out = f"3 of 7 prompts are left out: longer than predict_max_length {lengths[3]} tokens."

@@ -90,8 +90,7 @@ def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, caplog):
         {"prompt": "What is it?", "completion": ""},
         {"prompt": "What is it?", "completion": " \n "},
     ]
-    with caplog.at_level("INFO"):
-        data = ready(files(rows), max_length=60)
+    data = ready(files(rows), max_length=60)
     assert data.counts == {
         "train": {"rows": 6, "kept": 3, "too long": 1, "empty completion": 2},
         "validation": {"rows": 3, "kept": 3},

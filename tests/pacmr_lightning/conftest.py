@@ -40,13 +40,15 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 
 
 @pytest.fixture
-def save_model(tmp_path: Path) -> Callable[[str], str]:
-    def save(name: str, **changes: object) -> str:
+def save_model(tmp_path: Path) -> Callable[..., str]:
+    """Saves a model of a config, or of a name in CONFIGS, with random weights."""
+
+    def save(kind: str | transformers.PretrainedConfig, **changes: object) -> str:
         torch.manual_seed(0)
-        folder = tmp_path / name
-        config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), **changes})
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        return str(folder)
+        name, config = (kind, CONFIGS[kind]) if isinstance(kind, str) else (kind.model_type, kind)
+        config = type(config)(**{**config.to_dict(), **changes})
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
 
     return save
 
@@ -64,9 +66,7 @@ def make_policy(save_model: Callable[..., str], packed: Callable[[], None]) -> C
     The layout "packed" is "shared" on a GPU.
     """
 
-    def make(
-        name: str = "llama", *, moved: bool = True, double: bool = False, **options: object
-    ) -> PolicyModel:
+    def make(name="llama", *, moved: bool = True, double: bool = False, **options: object) -> PolicyModel:
         changes = options.pop("changes", {})
         if options.get("layout") == "packed":
             packed()

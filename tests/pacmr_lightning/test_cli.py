@@ -16,7 +16,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.modules import PreferenceModule
 
-from ..conftest import fails, write_lines
+from ..conftest import ended, fails, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +167,12 @@ def test_a_run(base, capsys, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help_all"], ["audit", "--help"]])
 def test_help(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    assert stop.value.code == 0
-    assert "usage: pacmr " in capsys.readouterr().out
+    status, out, _ = ended(capsys, arguments)
+    assert status == 0 and "usage: pacmr " in out
 
 
 def test_the_first_page_names_every_command_once(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    out = capsys.readouterr().out
+    out = ended(capsys, ["--help"])[1]
     for name in (*cli.RUNS, *cli.TOOLS):
         assert sum(line.startswith(f"  {name} ") for line in out.splitlines()) == 1, name
 
@@ -184,10 +180,7 @@ def test_the_first_page_names_every_command_once(capsys):
 @pytest.mark.parametrize(
     ("commands", "heavy"),
     [
-        (
-            {"--help": 0, "fit --help": 0, "fit": 2, "predict --help": 0},
-            {"torch", "numpy", "pandas"},
-        ),
+        ({"--help": 0, "fit --help": 0, "fit": 2, "predict --help": 0}, {"torch", "numpy", "pandas"}),
         ({"compare --help": 0, "compare --nonsense": 2}, {"lightning", "transformers"}),
     ],
 )
@@ -239,9 +232,8 @@ def test_what_ends_a_quickstart_early(base, capsys):
     assert "rows is 0, but it must be at least 1" in said and not Path("new").exists()
 
 
-def test_what_a_run_says(tmp_path, tiny_llama, monkeypatch):
+def test_what_a_run_says(inside, tiny_llama):
     """Into a log: what, from what, where the results are; no tips, summaries of 0 FLOPs or lines of bars."""
-    monkeypatch.chdir(tmp_path)
     tiny_llama("model")
     command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", "quickstart/preference"]
     command += ["--config", "sweeps/world_base", "--model.policy.model", "model", "--data.source.pairs", "64"]

@@ -21,8 +21,7 @@ DRAWN |= {"pair_weights/distributions": [2]}
 
 
 @pytest.fixture
-def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
-    monkeypatch.chdir(tmp_path)
+def config(inside, tiny_llama, preference_config) -> dict:
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
     drawing = [

@@ -41,8 +41,7 @@ def gpu(tmp_path_factory):
 
 
 @pytest.fixture
-def words(tmp_path, tiny_llama, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def words(inside, tiny_llama):
     tiny_llama("model")
     found = """
         fit --config quickstart/preference --model.policy.model model --data.source.pairs 192

@@ -200,12 +200,11 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
         (["--rewriter", "Rules", "--tokenizer", "x", "--n", "-3"], "n is -3, but it must be at least 1"),
     ],
 )
-def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_input_leaves_nothing(arguments, message, inside):
     with pytest.raises(Exception) as caught:
         main(["--source", "EmbeddedWorld", "--source.pairs", "9", "--output", "o.parquet", *arguments])
     assert message in str(caught.value) or message in str(caught.value.__cause__)
-    assert list(tmp_path.iterdir()) == []
+    assert list(inside.iterdir()) == []
 
 
 def test_files_that_hold_no_augmentations(tmp_path):

@@ -32,8 +32,7 @@ def exports(finished, tmp_path_factory):
 
 
 @pytest.fixture
-def exported(exports, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def exported(exports, inside):
     folder, u = exports
     for name in ("adapter", "whole"):
         shutil.copytree(folder / name, name)
@@ -72,8 +71,7 @@ def test_a_probe_reads_the_base_of_an_adapter(finished, exported):
     pd.testing.assert_frame_equal(first, second)
 
 
-def test_before_any_training(finished, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_before_any_training(finished, inside):
     model = str(finished.parent / "model")
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
     path = write_lines("pairs.jsonl", rows)
@@ -117,9 +115,8 @@ def by_one_word(number: int, wrong: bool) -> dict:
     return {"id": str(number), "prompt": f"Number {number}:", "chosen": sides[0], "rejected": sides[1]}
 
 
-def test_one_instruction_for_all(finished, monkeypatch, tmp_path, capsys):
+def test_one_instruction_for_all(finished, monkeypatch, inside, capsys):
     """Rows of a common response are one group, that no response is scored by its own label."""
-    monkeypatch.chdir(tmp_path)
     rows = [
         {"id": str(i), "prompt": "A joke:", "chosen": f" a golden {i // 2}", "rejected": f" a hollow {i}"}
         for i in range(240)
@@ -171,15 +168,14 @@ def test_models_runs_and_their_pairs(finished, exported, capsys):
     assert "name its model, sft/model." in refused(capsys, "audit", "sft", *options(finished))
 
 
-def test_from_python(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_from_python(finished, inside):
     model, path = finished.parent / "model", finished.parent / "train.jsonl"
-    options = AuditOptions("probe", str(tmp_path / "found"), noise_rate=0.3)
+    options = AuditOptions("probe", str(inside / "found"), noise_rate=0.3)
     found = whole_audit(str(model), Files(str(path)), options)
     assert found.noise_rate == 0.3
     assert found.statement.startswith(f"{len(found.suspected)} of 64 labels are probably wrong")
     assert found.statement.endswith("at a given rate of random flips of 30.0%.")
-    assert all(file.is_file() and file.parent == tmp_path / "found" for file in found.files.values())
+    assert all(file.is_file() and file.parent == inside / "found" for file in found.files.values())
     # A name is enough: of a file, which may be missing, or of a dataset.
     assert isinstance(pairs_of("missing.jsonl"), Files) and isinstance(pairs_of("owner/x"), HubPreferences)
     Path("audit").mkdir()
@@ -210,8 +206,7 @@ def test_from_python(finished, tmp_path, monkeypatch):
         whole_audit(model, path)
 
 
-def test_the_example_of_the_docstring(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_example_of_the_docstring(finished, inside):
     shutil.copytree(finished.parent / "model", "model")
     write_lines("pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(240)])
     [example] = DocTestFinder().find(whole_audit, "audit", globs={"audit": whole_audit})

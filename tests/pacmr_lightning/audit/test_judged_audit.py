@@ -33,10 +33,9 @@ def reply(messages):
 
 
 @pytest.fixture
-def words(finished, server, tmp_path, monkeypatch):
+def words(finished, server, inside):
     """``pacmr audit`` of a base model and pairs, a quarter of them with the golden response as rejected."""
-    monkeypatch.chdir(tmp_path)
-    path = write_lines(tmp_path / "pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(N)])
+    path = write_lines(inside / "pairs.jsonl", [by_one_word(i, wrong=i % 4 == 0) for i in range(N)])
     model = str(finished.parent / "model")
     judge = ["--judges+=EndpointJudge", "--judges.model", "judge", "--judges.base_url", server.url]
     return ["audit", model, "--data", path, *judge, "--judged_pairs", str(JUDGED)]

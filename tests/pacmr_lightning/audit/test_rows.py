@@ -96,9 +96,8 @@ def rows_of(seed, count=60):
     return rows
 
 
-def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
+def test_decisions_on_other_texts(finished, inside, capsys):
     """Two data sets with the same ids: the page keeps their decisions apart, and --decisions refuses them."""
-    monkeypatch.chdir(tmp_path)
     model = str(finished.parent / "model")
 
     def audit(seed, output, *options):
@@ -106,7 +105,7 @@ def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
         return ["audit", model, *data, *options]
 
     for seed in (1, 2):
-        write_lines(tmp_path / f"{seed}.jsonl", rows_of(seed))
+        write_lines(inside / f"{seed}.jsonl", rows_of(seed))
         cli.main(audit(seed, f"audit{seed}", "--sample", "5"))
     pages = [Path(f"audit{seed}/report.html").read_text() for seed in (1, 2)]
     first, second = (re.search('data-labels="(.*?)"', page)[1] for page in pages)
@@ -115,14 +114,14 @@ def test_decisions_on_other_texts(finished, tmp_path, monkeypatch, capsys):
     assert groups.groupby("grouping")["pairs"].sum().to_dict() == {"annotator": 40, "category": 40}
 
     listed = pairs_on(pages[0])[:8]
-    decided = write_lines(tmp_path / "decided.jsonl", [pair | {"decision": "unsure"} for pair in listed])
+    decided = write_lines(inside / "decided.jsonl", [pair | {"decision": "unsure"} for pair in listed])
     capsys.readouterr()
     said = refused(capsys, *audit(2, "other", "--decisions", str(decided), "--cleaned", "cleaned.jsonl"))
     assert "but that pair has other texts here" in said and not Path("cleaned.jsonl").exists()
     cli.main(audit(1, "same", "--decisions", str(decided)))
     assert "name no hash" not in capsys.readouterr().err
     by_hand = [{"id": pair["id"], "decision": "unsure"} for pair in listed]
-    cli.main(audit(2, "by hand", "--decisions", str(write_lines(tmp_path / "hand.jsonl", by_hand))))
+    cli.main(audit(2, "by hand", "--decisions", str(write_lines(inside / "hand.jsonl", by_hand))))
     said = " ".join(capsys.readouterr().err.split())
     assert "8 of 8 decisions name no hash of their texts" in said
 

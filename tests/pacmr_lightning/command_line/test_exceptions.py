@@ -10,7 +10,7 @@ import torch
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.exceptions import out_of_memory
 
-from ...conftest import fails
+from ...conftest import ended, fails
 
 OF_A_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0")
 
@@ -45,7 +45,4 @@ def test_the_machine_s_memory():
 
 
 def test_the_version(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == f"pacmr-lightning {version('pacmr-lightning')}\n"
+    assert ended(capsys, ["--version"])[:2] == (0, f"pacmr-lightning {version('pacmr-lightning')}\n")

@@ -4,16 +4,12 @@ import re
 
 import pytest
 
-from pacmr_lightning import cli
 from pacmr_lightning.command_line.short_forms import EXAMPLE, expanded, page
 from pacmr_lightning.commands.fit import parser_of
 
-from ...conftest import fails
+from ...conftest import ended, fails
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("inside")
 
 
 BASE = ["--config", "preference"]
@@ -66,9 +62,7 @@ def test_the_page(capsys):
     """It has at most 60 lines, and each of its options and defaults is that of the config ``preference``."""
     lines = page().splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 120
-    with pytest.raises(SystemExit):
-        cli.main(["fit", "--help"])
-    assert capsys.readouterr().out == page() + "\n"
+    assert ended(capsys, ["fit", "--help"])[1] == page() + "\n"
     values = re.findall(r"^  --((?:model|data|trainer)\.[\w.]+) .*\(default: ([\d.e-]+)[,)]", page(), re.M)
     assert len(values) >= 8
     words = [word for name, value in values for word in (f"--{name}", value)]
@@ -103,6 +97,5 @@ def test_proposals(words, said, capsys, tmp_path):
 
 
 def test_fit_alone(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["fit"])
-    assert stop.value.code == 2 and EXAMPLE in capsys.readouterr().err
+    status, _, said = ended(capsys, ["fit"])
+    assert status == 2 and EXAMPLE in said

@@ -17,8 +17,7 @@ ROWS = [row | {"id": str(i)} for i, row in enumerate(World().preference_rows(32,
 
 
 @pytest.fixture
-def words(tmp_path, tiny_llama, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def words(inside, tiny_llama):
     tiny_llama("base")
     write_lines("ours.jsonl", ROWS)
 

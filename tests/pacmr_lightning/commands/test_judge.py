@@ -16,7 +16,7 @@ from pacmr_lightning.evaluation import win_rate
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
-from ...conftest import read_lines
+from ...conftest import ended, read_lines
 from ..evaluation.faulty_server import prefer_longer
 
 reply = prefer_longer
@@ -192,11 +192,10 @@ def test_a_reward_model_judges(files, tiny_llama, tmp_path):
 
 def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
     def refused(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["judge", *arguments])
-        assert stop.value.code == 2
+        status, _, said = ended(capsys, ["judge", *arguments])
+        assert status == 2
         # Beside it there is the progress bar, and the server's own complaints of clients that hang up.
-        (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: error: "))
+        (told,) = (line for line in said.splitlines() if line.startswith("pacmr: error: "))
         assert told.endswith(".")
         return told
 

@@ -93,8 +93,7 @@ def place(tmp_path_factory, tiny_llama):
 
 
 @pytest.fixture
-def words(place, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def words(place, inside):
     sizes = "--data.global_batch_size 8 --trainer.max_epochs 1 --trainer.callbacks RunSummary"
     return short_fit(place / "model", f"{files(place / 'pairs.jsonl')} --data.task mine {sizes}")
 

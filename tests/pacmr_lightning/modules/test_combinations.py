@@ -57,8 +57,7 @@ def test_every_class_is_in_the_table(package, base, listed):
 
 
 @pytest.fixture
-def setting(make_policy, make_batch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def setting(make_policy, make_batch, inside):
     policy = make_policy(double=True)
     eta = torch.linspace(0.1, 0.9, PAIRS)
     batch = replace(make_batch(PAIRS), eta=eta, annotators=["a", "b", None] * (PAIRS // 3))

@@ -77,12 +77,11 @@ def gpu(monkeypatch):
 
 
 @pytest.fixture
-def fit(tiny_llama, tmp_path, monkeypatch, pair_rows, caplog):
+def fit(tiny_llama, inside, monkeypatch, pair_rows, caplog):
     """Runs a fit of 8 pairs per update with both options auto; returns its config, adapter and words."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(finder, "BUSY", 1)
     tiny_llama("model", num_hidden_layers=2)
-    write_lines(tmp_path / "pairs.jsonl", pair_rows(40, augmented_prompt="Again: what is the best of books?"))
+    write_lines(inside / "pairs.jsonl", pair_rows(40, augmented_prompt="Again: what is the best of books?"))
 
     def run(folder, *more, method="dpo"):
         words = f"""{files("pairs.jsonl")} --config methods/{method}

@@ -127,7 +127,6 @@ def test_curves_show_only_what_was_measured(make_run, tmp_path):
 
 def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
     """Its parameters are no submodule's, so the line counts what the table lacks; and nothing is logged."""
-    caplog.set_level("INFO")
     options = {"summary": True, "more": [ModelSummary()], "log_every_n_steps": 0}
     trainer, module = make_run("pacmr", steps=3, **options)
     assert trainer.global_step == 3 and "train/loss" not in trainer.callback_metrics
@@ -369,7 +368,6 @@ def test_a_file_is_known_by_its_content(tmp_path):
 
 
 def test_a_shorter_run_than_the_checkpoint_is_told(caplog):
-    caplog.set_level("INFO")
     check_options({"planned updates": 5}, {"planned updates": 6}, 5)
     assert "Nothing is left" not in caplog.text
     check_options({"planned updates": 5}, {"planned updates": 3}, 5)

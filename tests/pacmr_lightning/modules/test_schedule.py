@@ -18,13 +18,11 @@ from pacmr_lightning.policy.base_model import parameter_count
     ],
 )
 def test_a_rate_far_above_that_of_the_size_is_told(caplog, asked, used, said):
-    caplog.set_level("INFO")
     assert learning_rate_by_size(asked, 500_000_000, updates=30) == used
     assert said in caplog.text and bool(caplog.text) == bool(said)
 
 
 def test_a_long_run_of_a_large_model_is_told(caplog):
-    caplog.set_level("INFO")
     for parameters, updates, far in (
         (500_000_000, 277, False),
         (500_000_000, 300, True),
@@ -43,7 +41,6 @@ def test_parameters_are_counted_without_weights(tiny_llama, tmp_path):
 
 @pytest.mark.parametrize(("updates", "every", "used"), [(1, 10, 1), (19, 10, 1), (20, 10, 10), (5, 0, 0)])
 def test_a_short_run_logs_each_update(monkeypatch, caplog, updates, every, used):
-    caplog.set_level("INFO")
     monkeypatch.setattr("pacmr_lightning.modules.schedule.planned_updates", lambda trainer: updates)
     trainer = SimpleNamespace(log_every_n_steps=every, loggers=["one"])
     log_short_run(trainer)

@@ -4,12 +4,10 @@ Kernels for GPUs are stood in for by SDPA on one sequence at a time: FlashAttent
 code for it, and that of torch's ``varlen_attn`` for packed pairs, of which test_logprobs.py has the values.
 """
 
-import logging
-
 import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Gemma2Config, MixtralConfig
 from transformers import modeling_flash_attention_utils as module
 
 from pacmr_lightning.batch import PairBatch
@@ -162,12 +160,9 @@ def test_no_pass_takes_cudnn(make_policy, make_batch):
     assert len(seen) == 4 and set(seen) == {(False, True)}
 
 
-def test_packed_pairs_of_experts(make_batch, packed, tmp_path):
-    packed()
+def test_packed_pairs_of_experts(make_policy, make_batch):
     config = MixtralConfig(**{**SHAPE, "num_local_experts": 4, "sliding_window": 7})
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
-    policy = PolicyModel(str(tmp_path), target_modules=["q_proj", "v_proj"])
-    policy.build(announce=False)
+    policy = make_policy(config, layout="packed", target_modules=["q_proj", "v_proj"])
     for layer in policy.model.base_model.layers:
         layer.self_attn.scaling = 0.2  # as of models with a scale of their own
     found, batch = policy.log_probs(make_batch()), make_batch()
@@ -178,8 +173,7 @@ def test_packed_pairs_of_experts(make_batch, packed, tmp_path):
 
 def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
     policy, batch = make_policy(layout="packed"), make_batch()
-    with caplog.at_level(logging.INFO):
-        policy.log_probs(batch)
+    policy.log_probs(batch)
     policy.log_probs(make_batch(2, longest=40))  # checked again
     assert policy._plan == PACKED
     assert policy.rows(batch).input_ids.numel() == batch.token_count < batch.input_ids.numel(), "no padding"
@@ -193,11 +187,8 @@ def test_other_passes_of_a_model_that_packs(make_policy, make_batch, caplog):
     assert torch.equal(tokens, again) and tokens.shape[1] > 4
 
 
-def test_capped_scores_fall_back(make_batch, packed, tmp_path):
-    packed()
-    Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)).save_pretrained(tmp_path)
-    policy = PolicyModel(str(tmp_path))
-    policy.build(announce=False)
+def test_capped_scores_fall_back(make_policy, make_batch):
+    policy = make_policy(Gemma2Config(**SHAPE, head_dim=8), layout="packed")
     with pytest.warns(UserWarning, match=r"does not use pairs .*\(it fails with ValueError: .*no softcap"):
         policy.log_probs(make_batch())
     assert policy._plan.attention != VARLEN

@@ -21,10 +21,9 @@ from .test_base_model import logits, lora, trained
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch, tmp_path):
+def fresh(monkeypatch, inside):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(inside / "cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     unreachable.cache_clear()
     yield

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
@@ -310,8 +309,7 @@ def test_gradients_of_pairs_add_up(layout, recomputed, make_policy, make_batch):
             again = step_pairs(policy, batch, micro_batch_size=2)
             assert off(flat(gradient(kept).values()), flat(gradient(again).values())) < 1e-5
             torch.testing.assert_close(kept.along(direction), again.along(direction), rtol=1e-4, atol=1e-6)
-    after = gradient(step_pairs(policy, batch))
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    torch.testing.assert_close(gradient(step_pairs(policy, batch)), before, rtol=0, atol=0)
 
 
 def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
@@ -324,5 +322,3 @@ def test_the_reference_and_merging_are_pefts(make_policy, make_batch):
     # Over a float32 base both are the same.
     found = [make_policy(lora_compute_dtype=way).log_probs(batch).chosen for way in ("base", "float32")]
     assert torch.equal(*found)
-    with pytest.raises(UserError, match="lora_compute_dtype is bfloat16, but it must be float32 or base"):
-        make_policy(lora_compute_dtype="bfloat16")

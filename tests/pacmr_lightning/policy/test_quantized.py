@@ -101,10 +101,6 @@ def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, toleranc
     assert float(moved.min()) > 0.01, "the adapter says something"
 
 
-def with_reference(policy, batch):
-    return batch.with_reference(policy.reference_log_probs(batch))
-
-
 def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
     """c_i pair by pair; after a pass in eval mode too, which would repack the weights on some CPUs."""
     policy, exact = both(gradient_checkpointing=True)
@@ -114,11 +110,12 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
     policy.train()
     torch.manual_seed(3)
     direction = {name: torch.randn_like(p) for name, p in policy.adapter().items()}
-    batch = with_reference(exact, make_batch(6))
+    batch = make_batch(6)
+    own, batch = (batch.with_reference(each.reference_log_probs(batch)) for each in (policy, exact))
     gradients = (zip(alone(exact, batch, i), direction.values(), strict=True) for i in range(6))
     truth = torch.stack([sum((g * d).sum() for g, d in each) for each in gradients])
     assert float(truth.abs().min()) > 1e-3
-    pairs = StepPairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, keep="auto")
+    pairs = StepPairs(policy, DPO(BETA), own, 4, keep="auto")
     for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):
         found = estimator.coefficients(pairs, direction).double()
         # Pair by pair; a central difference's step leaves 7e-4 in float64 too.

@@ -49,23 +49,22 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_passed_over(damage, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    files, damaged = CheckpointFiles(), tmp_path / "last.ckpt"
+def test_a_damaged_file_is_passed_over(damage, inside):
+    files, damaged = CheckpointFiles(), inside / "last.ckpt"
     for step, name in ((3, "snapshot-3.ckpt"), (6, "step-6.ckpt"), (9, "last.ckpt")):
-        files.save_checkpoint(checkpoint(step), tmp_path / name)
-    assert to_resume_from("last", tmp_path, training=True) == (str(damaged), 9)
+        files.save_checkpoint(checkpoint(step), inside / name)
+    assert to_resume_from("last", inside, training=True) == (str(damaged), 9)
     spoil, why = DAMAGES[damage]
     spoil(damaged)
     with pytest.warns(UserWarning, match=rf"last\.ckpt is skipped: .*{why}"):
-        assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "step-6.ckpt"), 6)
+        assert to_resume_from("last", inside, training=True) == (str(inside / "step-6.ckpt"), 6)
     with pytest.raises(UserError, match=rf"last\.ckpt cannot be used: .*{why}"):
-        to_resume_from(str(damaged), tmp_path, training=True)
+        to_resume_from(str(damaged), inside, training=True)
     assert not Path("executed").exists()
-    for path in tmp_path.glob("*.ckpt"):
+    for path in inside.glob("*.ckpt"):
         shutil.copy(damaged, path) if path != damaged else None
     with pytest.warns(UserWarning), pytest.raises(UserError, match=r"None of the 3 checkpoints in .* delete"):
-        to_resume_from("last", tmp_path, training=True)
+        to_resume_from("last", inside, training=True)
 
 
 def test_a_run_that_went_back(tmp_path):

@@ -7,29 +7,25 @@ from typing import Union
 import pytest
 import yaml
 
-from pacmr_lightning import cli
 from pacmr_lightning.runs.option_parser import OptionParser
 
+from ...conftest import ended
 from ..tables import cases, texts
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch, preference_config):
-    monkeypatch.chdir(tmp_path)
+def config(inside, preference_config):
     Path("config.yaml").write_text(yaml.safe_dump(preference_config("./nowhere", "pairs.jsonl")))
     return "config.yaml"
 
 
 def said(capsys, arguments: list[str]) -> str:
     """What the command says, which is one line, on stderr; it ends with status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    captured = capsys.readouterr()
-    assert stop.value.code == 2 and captured.out == ""
+    status, out, err = ended(capsys, arguments)
+    assert status == 2 and out == ""
     # The first import of the libraries says so where it takes more than a second.
     other = ("Loading PyTorch", "--config preference is")
-    [line] = [line for line in captured.err.splitlines() if not line.startswith(other)]
+    [line] = [line for line in err.splitlines() if not line.startswith(other)]
     assert line.startswith("pacmr: error: ")
     return line.removeprefix("pacmr: error: ")
 
@@ -118,17 +114,15 @@ def test_words_of_a_config(text, sentence, config, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"), [([], "no command is given; pacmr --help lists them."), *cases(TOOLS)]
 )
-def test_words_of_all_commands(arguments, sentence, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "judged").mkdir()
-    (tmp_path / "judged" / "summary.json").write_text('{"pairs": 3}')
+def test_words_of_all_commands(arguments, sentence, capsys, inside):
+    (inside / "file").write_text("")
+    (inside / "judged").mkdir()
+    (inside / "judged" / "summary.json").write_text('{"pairs": 3}')
     assert said(capsys, arguments).startswith(sentence)
 
 
-def test_flags_and_lists(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "options.yaml").write_text(json.dumps({"taus": [0.6, 0.8], "runs": ["a", "b"]}))
+def test_flags_and_lists(capsys, inside):
+    (inside / "options.yaml").write_text(json.dumps({"taus": [0.6, 0.8], "runs": ["a", "b"]}))
     for arguments, found in (
         (["export", "--merged", "a", "b"], {"run": "a", "out": "b", "merged": True}),
         (["export", "a", "b"], {"merged": False, "dtype": None}),
@@ -136,10 +130,8 @@ def test_flags_and_lists(capsys, tmp_path, monkeypatch):
         (["analyze", "--config", "options.yaml"], {"runs": ["a", "b"], "taus": [0.6, 0.8]}),
         (["analyze", "a"], {"taus": [0.55, 0.6, 0.7]}),
     ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*arguments, "--print_config"])
-        assert stop.value.code == 0
-        assert found.items() <= yaml.safe_load(capsys.readouterr().out).items()
+        status, out, _ = ended(capsys, [*arguments, "--print_config"])
+        assert status == 0 and found.items() <= yaml.safe_load(out).items()
 
 
 @pytest.mark.parametrize("word", ["1", "1.0", "0.25", "null"])

@@ -9,10 +9,7 @@ from pacmr_lightning.runs.shipped_configs import FOLDER, names, resolved, told
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("inside")
 
 
 @pytest.mark.parametrize("name", ["methods/dpo", "methods/dpo.yaml", "configs/methods/dpo.yaml"])

@@ -10,13 +10,12 @@ from ...conftest import write_lines
 
 
 @pytest.fixture
-def fit(tiny_llama, pair_rows, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
+def fit(tiny_llama, pair_rows, inside, caplog):
     tiny_llama("model")
 
     def run(method, columns, *words):
         rows = [row | {"id": str(i)} | columns(i) for i, row in enumerate(pair_rows(24))]
-        write_lines(tmp_path / "pairs.jsonl", rows)
+        write_lines(inside / "pairs.jsonl", rows)
         options = "--data.global_batch_size 4 --model.learning_rate 0.001 --trainer.callbacks WeightRecorder"
         caplog.clear()
         start = ["fit", "--model", "model", "--data", "pairs.jsonl", "--method", method, "--output", "run"]
