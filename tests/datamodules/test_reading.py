@@ -23,11 +23,13 @@ ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}
 def test_json_lines(write_rows, name):
     extras = {"id": 7, "category": "x", "augmented_prompt": "A", "flipped": True, "eta": 0.25, "unused": [1]}
     extras["annotator"] = 3
-    first, second = read_preferences(write_rows([ROW | extras, ROW], name))
+    rows = [ROW | extras, ROW, ROW | {"annotator": "", "category": ""}]
+    first, *others = read_preferences(write_rows(rows, name))
     assert {k: first[k] for k in ROW} == ROW
     assert (first["id"], first["category"], first["augmented_prompt"]) == ("7", "x", "A")
     assert (first["flipped"], first["eta"], first["annotator"]) == (True, 0.25, "3")
-    assert all(second[name] is None for name in ("category", "flipped", "eta", "annotator"))
+    for row in others:
+        assert all(row[name] is None for name in ("category", "flipped", "eta", "annotator"))
 
 
 def test_parquet_gives_the_same_rows(write_rows, tmp_path):
@@ -47,10 +49,6 @@ def test_missing_ids_are_hashes_with_a_counter(write_rows):
     assert ids[1].endswith("-0") and len(set(ids)) == 4
     # Order changes the counter only, a file's name nothing.
     assert read_preferences(write_rows([ROW | {"chosen": " d"}], "other.jsonl"))["id"][0] == ids[1]
-
-
-def test_an_empty_annotator_is_none(write_rows):
-    assert read_preferences(write_rows([ROW | {"annotator": "", "category": ""}]))["annotator"][:] == [None]
 
 
 NAMES = [

