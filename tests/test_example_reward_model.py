@@ -12,7 +12,6 @@ from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer, train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.judging import Comparison
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
@@ -40,13 +39,12 @@ def learn(inside, monkeypatch, capsys, tiny_llama, write_rows):
     return SimpleNamespace(call=call, rows=rows, fit_head=example.fit_head)
 
 
-def test_reward_model(learn):
+def test_reward_model(learn, store):
     options = ["--source", "Files", "--source.train", "pairs.jsonl", "--output", "judge"]
     said = learn.call(*options)
     assert "judge: learned from 120 pairs; on prompts it has not seen it agrees with" in said
     pairs = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in learn.rows[:20]]
-    with AnswerStore(Path("answers.sqlite")) as store:
-        verdicts = RewardModelJudge("judge", max_length=200).compare(pairs, store)
+    verdicts = RewardModelJudge("judge", max_length=200).compare(pairs, store)
     assert np.mean([verdict.preferred == "first" for verdict in verdicts]) > 0.8
     with pytest.raises(UserError, match="judge exists already"):
         learn.call(*options)

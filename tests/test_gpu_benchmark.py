@@ -22,10 +22,6 @@ def gpu_first(monkeypatch):
     return import_module("gpu_first")
 
 
-def rows(file: Path) -> dict[str, dict]:
-    return {row["row"]: row for row in read_lines(file)}
-
-
 def test_the_tables(gpu_first, tmp_path):
     """By hand: TRL's time over ours, the last turn's memory, and what went wrong."""
     about = {"machine": "a card; load 1.5; more", "seconds": 9.0}
@@ -69,7 +65,7 @@ def test_what_is_right_and_how_fast(tmp_path):
     words = ["correct", "runs", "1.5B", "--output", str(tmp_path), "--seconds", "900"]
     found = subprocess.run([*FIRST, "--device", "cpu", *words], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
-    every = rows(tmp_path / "rows.jsonl")
+    every = {row["row"]: row for row in read_lines(tmp_path / "rows.jsonl")}
     right = [row for row in every.values() if row["stage"] in ("correct", "runs")]
     assert len(right) == 21 and all(row.get("right", True) for row in right)
     shared, plain = (every[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))

@@ -15,8 +15,8 @@ from pacmr_lightning.runs.folder import read_weights, weight_parts
 from .conftest import Ordered, fit
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.mark.slow
+def test_two_processes_leave_what_one_leaves(tmp_path):
     def run(name, **options):
         drawing = [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)]
         saving = ModelCheckpoint(tmp_path / name, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
@@ -24,11 +24,6 @@ def run(tmp_path):
         fit(tmp_path / name, callbacks, data=Ordered(), **options)
         return tmp_path / name
 
-    return run
-
-
-@pytest.mark.slow
-def test_two_processes_leave_what_one_leaves(run, tmp_path):
     two = {"devices": 2, "strategy": "ddp_spawn"}
     one, both = run("one"), run("two", **two)
     for name, before in (("fewer", both), ("more", one)):

@@ -154,24 +154,18 @@ def test_near_ties(world):
     assert probabilities(NearTieNoise(0.25), tie) == pytest.approx([0.5, 0.0], abs=1e-9)
 
 
-def after(noise, etas, texts=(" a", " b")):
-    """P(the first text is preferred) once labels that were drawn with these probabilities went through."""
-    first, second = ({"chosen": a, "rejected": b} for a, b in (texts, texts[::-1]))
-    rows = rows_of([first | {"eta": eta} for eta in etas] + [second | {"eta": 1 - eta} for eta in etas])
-    stays, moves = np.split(probabilities(noise, rows), 2)
-    return etas * (1 - stays) + (1 - etas) * moves
-
-
 ETAS = np.array([0.001, 0.2, 0.5, 0.65, 0.97, 0.9999])
 
 
 @pytest.mark.parametrize("tau", [0.4, 1.0, 3.0, 1e6])
 def test_labels_at_another_temperature_have_its_law(tau):
-    noise = TemperatureLabels(tau)
-    assert after(noise, ETAS) == pytest.approx(expit(logit(ETAS) / tau), rel=1e-9)
-    rows = rows_of([{"eta": eta} for eta in ETAS])
-    kept = np.minimum(1, expit(logit(ETAS) / tau) / ETAS)
-    assert probabilities(noise, rows) == pytest.approx(1 - kept, abs=1e-12)
+    """P(the first text is preferred) once labels that were drawn with these probabilities went through."""
+    swapped = {"chosen": " b", "rejected": " a"}
+    rows = rows_of([{"eta": eta} for eta in ETAS] + [swapped | {"eta": 1 - eta} for eta in ETAS])
+    stays, moves = np.split(probabilities(TemperatureLabels(tau), rows), 2)
+    then = expit(logit(ETAS) / tau)
+    assert ETAS * (1 - stays) + (1 - ETAS) * moves == pytest.approx(then, rel=1e-9)
+    assert stays == pytest.approx(1 - np.minimum(1, then / ETAS), abs=1e-12)
 
 
 def test_a_share_decides_the_temperature(world):

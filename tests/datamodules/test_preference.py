@@ -55,11 +55,7 @@ def trainer(tmp_path):
 def data(write_rows, pair_rows, tiny_tokenizer_folder):
     files = Files(write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl"))
     small = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
-
-    def make(source=files, **options):
-        return PreferenceDataModule(source, tiny_tokenizer_folder, **(small | options))
-
-    return make
+    return partial(PreferenceDataModule, source=files, tokenizer=tiny_tokenizer_folder, **small)
 
 
 def test_fit_validates_on_clean_labels_and_counts(trainer, data, caplog):
@@ -162,7 +158,7 @@ def test_incomplete_batches_are_told(trainer, data, caplog):
 
 def test_ties_are_not_validated(data, write_rows, pair_rows, caplog):
     rows = [row | {"id": f"{i}"} | ({"label": "tie"} if i % 2 else {}) for i, row in enumerate(pair_rows(10))]
-    (datamodule := data(Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")
+    (datamodule := data(source=Files(write_rows(pair_rows(46)), write_rows(rows, "ties.jsonl")))).setup("fit")
     assert datamodule.validation_pairs.rows["id"][:] == ["0", "2", "4", "6", "8"]
     assert "validation: 5 of 10 pairs are ties, of which no response is better; they are left" in caplog.text
 
@@ -192,11 +188,11 @@ def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, 
     rows = [{"prompt": f"{n} the{' sea' * n}", "chosen": " a", "rejected": " b"} for n in words]
     rows += [{"chosen": "\n\nHuman: 1", "rejected": "\n\nHuman: 2"}, rows[1] | {"chosen": " c"}]
     path = write_rows(rows)
-    datamodule = data(Files(path, path))
+    datamodule = data(source=Files(path, path))
     lengths = [batch.attention_mask.sum(1) for batch in trainer().predict(Recorder(), datamodule)]
     lengths = torch.cat(lengths).tolist()
     assert len(lengths) == 7 and lengths == sorted(lengths, reverse=True)
-    limited = data(Files(path, path), predict_max_length=lengths[3])
+    limited = data(source=Files(path, path), predict_max_length=lengths[3])
     batches = trainer().predict(Recorder(), limited)
     assert torch.cat([batch.attention_mask.sum(1) for batch in batches]).tolist() == lengths[3:]
     assert [place for batch in batches for place in batch.places] == [6, 0, 5, 2]
@@ -204,7 +200,7 @@ def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, 
     assert left_out in caplog.text
     none = write_rows([{"prompt": " ", "chosen": " a", "rejected": " b"}], "none.jsonl")
     with pytest.raises(UserError, match=r"none\.jsonl has no prompt to answer"):
-        trainer().predict(Recorder(), data(Files(none, none)))
+        trainer().predict(Recorder(), data(source=Files(none, none)))
 
 
 def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, pair_rows, caplog):

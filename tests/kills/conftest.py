@@ -88,22 +88,18 @@ class Runs:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, tiny_llama, forked, preference_config):
     folder = tmp_path_factory.mktemp("kills")
-    return Runs(folder, config(tiny_llama(folder / "model"), preference_config), forked)
-
-
-def config(model: str, preference_config) -> dict:
     outer = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.5}}
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 2, "outer": outer}}
     world = {"pairs": BATCH * UPDATES // 2, "validation_pairs": 24}
     content = preference_config(
-        model,
+        tiny_llama(folder / "model"),
         {"class_path": "EmbeddedWorld", "init_args": world},
         {"weighting": weighting, "method": "pacmr", "learning_rate": 0.02},
         {"validation_batch_size": 8, "global_batch_size": BATCH, "meta_batch_size": 8, "noise_rate": 0.3},
         [{"class_path": name, "init_args": args} for name, args in CALLBACKS.items()],
         **{"max_epochs": 2, "devices": 1, "log_every_n_steps": 3, "val_check_interval": 5},
     )
-    return content | {"checkpoint": {"every_n_train_steps": SAVED_EVERY}}
+    return Runs(folder, content | {"checkpoint": {"every_n_train_steps": SAVED_EVERY}}, forked)
 
 
 def assert_same(found, expected, atol):

@@ -99,11 +99,9 @@ def stop_and_resume(runs, run, strategy, number, status, *options, everybody=Fal
     (os.killpg if everybody else os.kill)(process.pid, number)
     go_on.touch()
     output = runs.finish(process, status)
-    stopped = step_of(run / "checkpoints" / "last.ckpt")
-    assert after <= stopped <= after + runs.saved_every < runs.updates
-    said = (
-        f"Stopped by {number.name} after update {stopped}; go on with the same command and --ckpt_path last."
-    )
+    step = step_of(run / "checkpoints" / "last.ckpt")
+    assert after <= step <= after + runs.saved_every < runs.updates
+    said = f"Stopped by {number.name} after update {step}; go on with the same command and --ckpt_path last."
     assert output.count(said) == 1 and output.count("Stopped by") == 1, output
     assert not (run / "summary.json").exists()
     runs.resume(run, strategy)
@@ -129,9 +127,8 @@ def test_ctrl_c(runs):
     [(signal.SIGTERM, 0, False), (signal.SIGTERM, 0, True), (signal.SIGINT, 130, True)],
 )
 def test_a_signal_ends_two_processes(runs, number, status, everybody):
-    stop_and_resume(
-        runs, runs.folder / f"ddp-{number.name}-{everybody}", "ddp", number, status, everybody=everybody
-    )
+    run = runs.folder / f"ddp-{number.name}-{everybody}"
+    stop_and_resume(runs, run, "ddp", number, status, everybody=everybody)
 
 
 @pytest.mark.slow

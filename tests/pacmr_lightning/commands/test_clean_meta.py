@@ -23,10 +23,7 @@ reply = prefer_longer
 
 @pytest.fixture
 def judge(server):
-    def make(model="judge", **options):
-        return EndpointJudge("summary", model=model, base_url=server.url, **options)
-
-    return make
+    return lambda model="judge": EndpointJudge("summary", model=model, base_url=server.url)
 
 
 @pytest.fixture

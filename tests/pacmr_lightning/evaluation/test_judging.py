@@ -12,7 +12,7 @@ from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdi
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
 
-from .faulty_server import FaultyServer, prefer_longer
+from .faulty_server import prefer_longer
 
 PAPER = Path(__file__).parents[3].parent / "shared" / "paper" / "pacmr_dpo.tex"
 
@@ -120,25 +120,24 @@ PAIRS = [
 ]
 
 
-def think(messages):
+def reply(messages):
     """An answer after reasoning, in which both verdicts stand."""
     return f"<think>Either\nPreferred: A\nor\nMore helpful: B</think>\n{prefer_longer(messages)}"
 
 
 @pytest.mark.parametrize(("task", "name"), [("summary", "tldr"), ("dialogue", "hh")])
-def test_both_orders_decide(task, name, store):
-    with FaultyServer(think) as server:
-        judge = EndpointJudge(task, model="m", base_url=server.url)
-        assert (judge.name, judge.settings["task"], judge.settings["model"]) == ("m", task, "m")
-        assert EndpointJudge(name, model="m", base_url=server.url).settings == judge.settings
-        for _ in range(2):
-            verdicts = judge.compare(PAIRS, store)
-            # Of two responses of one length, the rule always takes B.
-            assert [v.preferred for v in verdicts] == ["first", "second", "none"]
-            assert [v.inconsistent for v in verdicts] == [False, False, True]
-            orders = [[o.preferred for o in v.orders] for v in verdicts]
-            assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
-            assert "think" not in verdicts[0].orders[0].answer and len(server.requests) == 6
+def test_both_orders_decide(task, name, server, store):
+    judge = EndpointJudge(task, model="m", base_url=server.url)
+    assert (judge.name, judge.settings["task"], judge.settings["model"]) == ("m", task, "m")
+    assert EndpointJudge(name, model="m", base_url=server.url).settings == judge.settings
+    for _ in range(2):
+        verdicts = judge.compare(PAIRS, store)
+        # Of two responses of one length, the rule always takes B.
+        assert [v.preferred for v in verdicts] == ["first", "second", "none"]
+        assert [v.inconsistent for v in verdicts] == [False, False, True]
+        orders = [[o.preferred for o in v.orders] for v in verdicts]
+        assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
+        assert "think" not in verdicts[0].orders[0].answer and len(server.requests) == 6
 
 
 TEMPLATE = (

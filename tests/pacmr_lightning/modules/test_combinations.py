@@ -56,17 +56,6 @@ def test_every_class_is_in_the_table(package, base, listed):
     assert ready == {name for name in listed if name in package.__all__}
 
 
-@pytest.fixture
-def setting(make_policy, make_batch, inside):
-    policy = make_policy(double=True)
-    eta = torch.linspace(0.1, 0.9, PAIRS)
-    batch = replace(make_batch(PAIRS), eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
-    audit = {"id": batch.ids, "p": 0.5, "p_majority": eta.tolist(), "observed": "chosen", "texts": ""}
-    pd.DataFrame(audit).to_parquet("audit.parquet")
-    batch = batch.with_reference(policy.reference_log_probs(batch))
-    return policy, batch, make_batch(4, seed=1, augmented=True)
-
-
 def one_update(policy, batch, meta, objective, weighting):
     """The gradient of a step as the module computes it, and the pairs with what the step has told of them."""
     module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
@@ -97,8 +86,13 @@ def expected(policy, batch, objective, weighting):
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-def test_every_objective_with_every_weighting(setting):
-    policy, batch, meta = setting
+def test_every_objective_with_every_weighting(make_policy, make_batch, inside):
+    policy, meta = make_policy(double=True), make_batch(4, seed=1, augmented=True)
+    eta = torch.linspace(0.1, 0.9, PAIRS)
+    batch = replace(make_batch(PAIRS), eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
+    audit = {"id": batch.ids, "p": 0.5, "p_majority": eta.tolist(), "observed": "chosen", "texts": ""}
+    pd.DataFrame(audit).to_parquet("audit.parquet")
+    batch = batch.with_reference(policy.reference_log_probs(batch))
     refused = {}
     for objective_name, make_objective in OBJECTIVES.items():
         for weighting_name, make_weighting in WEIGHTINGS.items():

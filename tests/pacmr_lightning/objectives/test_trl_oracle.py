@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.objectives import CDPO, DPO, IPO, RDPO
@@ -39,31 +39,28 @@ def oracle():
     pytest.importorskip("trl", reason="TRL is not installed; pip install 'pacmr-lightning[oracle]'")
 
 
-@pytest.fixture
-def trainer_of(save_model, tiny_tokenizer_folder, tmp_path):
+def trainer_of(policy, tokenizer, **options):
+    """TRL's trainer with the policy's weights."""
     from trl import DPOConfig, DPOTrainer
 
-    def make(policy, beta, options):
-        lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
-        here = {"output_dir": str(tmp_path / "trl"), "use_cpu": True, "bf16": False, "report_to": []}
-        trainer = DPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(policy.name, dtype=torch.float32),
-            args=DPOConfig(beta=beta, gradient_checkpointing=False, **here, **options),
-            # Tokenized when the trainer is made, and never used.
-            train_dataset=Dataset.from_list([{"prompt": "What is", "chosen": " the sea", "rejected": " it"}]),
-            processing_class=AutoTokenizer.from_pretrained(tiny_tokenizer_folder),
-            peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
-        )
-        theirs = trainable(trainer.model)
-        ours = {name.removeprefix("peft."): p for name, p in policy.adapter().items()}
-        assert theirs.keys() == ours.keys()
-        with torch.no_grad():
-            for name, parameter in theirs.items():
-                parameter.copy_(ours[name])
-        trainer.model.eval()
-        return trainer
-
-    return make
+    lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    here = {"use_cpu": True, "bf16": False, "report_to": [], "gradient_checkpointing": False}
+    trainer = DPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(policy.name, dtype=torch.float32),
+        args=DPOConfig(**here, **options),
+        # Tokenized when the trainer is made, and never used.
+        train_dataset=Dataset.from_list([{"prompt": "What is", "chosen": " the sea", "rejected": " it"}]),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
+    )
+    theirs = trainable(trainer.model)
+    ours = {name.removeprefix("peft."): p for name, p in policy.adapter().items()}
+    assert theirs.keys() == ours.keys()
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(ours[name])
+    trainer.model.eval()
+    return trainer
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -83,7 +80,7 @@ def trl_rows(batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("layout", ["shared", "separate"])
 @pytest.mark.parametrize("case", list(CASES))
-def test_losses_and_gradients(case, layout, make_policy, make_batch, trainer_of):
+def test_losses_and_gradients(case, layout, make_policy, make_batch, tokenizer, tmp_path):
     """Each pair's loss, and the gradient of the batch's mean loss in every LoRA matrix, to 1e-5.
 
     TRL's SFT term is a mean over the tokens of a forward pass, so there each pair has a pass of its own.
@@ -91,7 +88,7 @@ def test_losses_and_gradients(case, layout, make_policy, make_batch, trainer_of)
     make, options = CASES[case]
     beta = 0.3
     policy, batch, objective = make_policy(layout=layout), make_batch(6), make(beta)
-    trainer = trainer_of(policy, beta, options)
+    trainer = trainer_of(policy, tokenizer, beta=beta, output_dir=str(tmp_path / "trl"), **options)
     batch = batch.with_reference(policy.reference_log_probs(batch))
     losses = objective(Rewards.of(policy.log_probs(batch), batch, beta))
     assert losses.std() > 1e-2  # something to be right about
