@@ -12,8 +12,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.errors import UserError
 
-from .conftest import read_lines
-from .conftest import write_lines as write
+from .conftest import read_lines, write_lines
 
 
 @pytest.fixture
@@ -21,11 +20,11 @@ def folder(inside):
     """Responses of two models to 2,000 prompts, the prompts' categories, and the lexicon good = 1."""
     (inside / "lexicon.txt").write_text("good\t1\n")
     categories = [{"prompt": f"prompt {i}", "category": str(i % 3)} for i in reversed(range(2500))]
-    write(inside / "reviews.jsonl", categories)
+    write_lines(inside / "reviews.jsonl", categories)
     for name, responses in (("1", [" good"]), ("2", [" plain", " good", " ", " bare"])):
         texts = (responses[i % len(responses)] for i in range(2000))
         rows = [{"id": f"p{i}", "prompt": f"prompt {i}", "response": text} for i, text in enumerate(texts)]
-        write(inside / f"responses-{name}.jsonl", rows)
+        write_lines(inside / f"responses-{name}.jsonl", rows)
     return inside
 
 

@@ -23,15 +23,14 @@ VNET = VNet(slope=0.5)
 
 
 def collate(rows):
-    return TrainingBatch(
-        PairBatch.collate(
-            [f"pair-{i}" for i, _ in rows],
-            prompts=[[1 + i % 5, 2] for i, _ in rows],
-            chosen=[[3, 4][: 1 + i % 2] for i, _ in rows],
-            rejected=[[5] for i, _ in rows],
-            flipped=[flip for _, flip in rows],
-        )
+    batch = PairBatch.collate(
+        [f"pair-{i}" for i, _ in rows],
+        prompts=[[1 + i % 5, 2] for i, _ in rows],
+        chosen=[[3, 4][: 1 + i % 2] for i, _ in rows],
+        rejected=[[5] for i, _ in rows],
+        flipped=[flip for _, flip in rows],
     )
+    return TrainingBatch(batch)
 
 
 class Data(pl.LightningDataModule):
@@ -93,12 +92,9 @@ class Module(pl.LightningModule):
         self.manual_backward(-u.mul(sign).mean())
         optimizer.step()
         u = u.detach()
-        a = torch.full_like(u, 0.5)
         weight = torch.ones_like(u) if self.method == "dpo" else torch.sigmoid(0.5 * u)
-        known = self.method == "pacmr"
-        record = PairRecord(
-            pairs.ids, u, 2 * u, weight, a if known else None, a - 0.5 if known else None, pairs.flipped
-        )
+        a, b = (torch.full_like(u, x) if self.method == "pacmr" else None for x in (0.5, 0.0))
+        record = PairRecord(pairs.ids, u, 2 * u, weight, a, b, pairs.flipped)
         return {"record": record, "loss": u.mean()}
 
     def validation_step(self, batch, batch_idx):

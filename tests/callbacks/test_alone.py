@@ -14,7 +14,6 @@ from pacmr_lightning.weighting import VNetWeighting
 from .conftest import train
 
 SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
-MAPS = ("heat_maps", "weight_function", "surfaces")
 LEFT = {
     "Dashboard": ({"custom_scalars__config__"}, set()),
     "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
@@ -29,7 +28,7 @@ LEFT = {
     "SequenceKL": (SAMPLED, set()),
     "Throughput": ({"wall_clock/train/device/samples_per_sec"}, set()),
     "VNetSurfaces": (
-        {f"pair_weights/{name}" for name in MAPS},
+        {f"pair_weights/{name}" for name in ("heat_maps", "weight_function", "surfaces")},
         {f"analysis/surfaces-step-00003.{ending}" for ending in ("png", "pdf", "csv", "npz")}
         | {f"analysis/heat-maps-step-00003.{ending}" for ending in ("png", "pdf")},
     ),

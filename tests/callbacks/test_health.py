@@ -56,12 +56,10 @@ def test_self_confirmation(fit, tmp_path, monkeypatch):
 def test_other_causes(fit, monkeypatch):
     for name, limit in {"MIN_EFFECTIVE": 0.99, "MAX_SATURATED": 0.01}.items():
         monkeypatch.setattr(health, name, limit)
-    said = fit(
-        """--model.objective DPO --model.objective.beta 5 --model.learning_rate 0.5
+    words = """--model.objective DPO --model.objective.beta 5 --model.learning_rate 0.5
         --model.weighting.every 1 --model.weighting.outer PromptAugmentationConsistency
-        --model.weighting.start_slope 40 --trainer.max_steps 24 --trainer.log_every_n_steps 1""",
-        with_callback("Health", max_slope_ratio="null"),
-    )
+        --model.weighting.start_slope 40 --trainer.max_steps 24 --trainer.log_every_n_steps 1"""
+    said = fit(words, with_callback("Health", max_slope_ratio="null"))
     assert len(said) == 2
     assert any("effective sample size is" in one and "; try a floor of the weights" in one for one in said)
     assert any("sigmoid(u) above 0.999" in one for one in said)

@@ -18,15 +18,13 @@ from ..conftest import short_fit, with_callback
 @pytest.fixture
 def words(tmp_path, tiny_llama):
     """A run of 6 updates of 8 pairs, with VNet updates every 2 and 13 probe pairs."""
-    return short_fit(
-        tiny_llama(tmp_path / "model", initializer_range=0.2),
-        f"""--data.source EmbeddedWorld --data.source.pairs 56 --data.source.validation_pairs 8
+    options = f"""--data.source EmbeddedWorld --data.source.pairs 56 --data.source.validation_pairs 8
         --data.global_batch_size 8 --data.meta_batch_size 4 --data.noise_rate 0.4
         --model.weighting VNetWeighting --model.weighting.every 2 --model.weighting.learning_rate 0.05
         --model.learning_rate 0.01 --model.micro_batch_size 4 --trainer.max_steps 6
         --trainer.log_every_n_steps 1 --checkpoint.every_n_train_steps 2 --checkpoint.save_top_k -1
-        {with_callback("WeightRecorder")} {with_callback("WeightGap", probe_pairs=13)}""",
-    )
+        {with_callback("WeightRecorder")} {with_callback("WeightGap", probe_pairs=13)}"""
+    return short_fit(tiny_llama(tmp_path / "model", initializer_range=0.2), options)
 
 
 def fit(words, folder, *more):

@@ -10,8 +10,7 @@ from pacmr_lightning.datamodules import AnthropicHH, Files, HubPreferences
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
-from ..conftest import read_lines as lines
-from ..conftest import write_lines
+from ..conftest import read_lines, write_lines
 
 USER = {"role": "user", "content": "q"}
 CHAT = {side: [USER, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
@@ -33,7 +32,7 @@ def test_json_lines(name, write_rows, tmp_path):
     output = tmp_path / f"out-{name}"
     assert Files(path).write_cleaned(str(output), drop={first}, flip={*others}) == 6
     sides = {"chosen": "y", "rejected": "x"}
-    assert lines(output) == [
+    assert read_lines(output) == [
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": False, "eta": 0.75, "score": [1, 2]},
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": 1},
         {"id": "a", "prompt": "p", **sides, "score_rejected": 1, "margin": None},
@@ -41,7 +40,7 @@ def test_json_lines(name, write_rows, tmp_path):
         *({"id": row["id"], "chosen": row["rejected"], "rejected": row["chosen"]} for row in ROWS[5:]),
     ]
     assert Files(path).write_cleaned(str(output), set(), set()) == 7
-    assert lines(output) == ROWS, "nothing to clean, nothing changed, no ids added"
+    assert read_lines(output) == ROWS, "nothing to clean, nothing changed, no ids added"
 
 
 def test_parquet(tmp_path):
@@ -93,7 +92,7 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         source = Files(str(tmp_path / "rows.parquet"))
         pq.write_table(pa.Table.from_pylist(rows), source.files[0])
     source.write_cleaned(str(output), drop={"0"}, flip={"1"})
-    found = lines(output) if ending != "parquet" else pq.read_table(output).to_pylist()
+    found = read_lines(output) if ending != "parquet" else pq.read_table(output).to_pylist()
     assert found == [rows[1] | SWAPPED | {"chosen": "b1", "rejected": "a1"}, rows[2]]
     assert capsys.readouterr().out.splitlines() == [
         "Columns that are exchanged where a label is swapped: chosen, rejected, score_chosen, "
@@ -178,7 +177,7 @@ def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
     assert "2 rows without a common prompt are left out" in capsys.readouterr().out
     source = Files(write_rows([ROWS[1] | {"id": "a", "eta": "0.25", "flipped": "false"}]))
     assert source.write_cleaned(path, set(), {"a"}) == 1
-    assert [(row["eta"], row["flipped"]) for row in lines(tmp_path / "out.jsonl")] == [(0.75, True)]
+    assert [(row["eta"], row["flipped"]) for row in read_lines(tmp_path / "out.jsonl")] == [(0.75, True)]
 
 
 def test_bad_input(write_rows, tmp_path):

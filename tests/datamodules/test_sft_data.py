@@ -84,13 +84,8 @@ def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
 
 
 def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, caplog):
-    rows = [
-        *rows_of(3),
-        {"prompt": "What is it?", "completion": " It is the sea." * 20},
-        {"prompt": "What is it?", "completion": ""},
-        {"prompt": "What is it?", "completion": " \n "},
-    ]
-    data = ready(files(rows), max_length=60)
+    odd = ({"prompt": "What is it?", "completion": text} for text in (" It is the sea." * 20, "", " \n "))
+    data = ready(files([*rows_of(3), *odd]), max_length=60)
     assert data.counts == {
         "train": {"rows": 6, "kept": 3, "too long": 1, "empty completion": 2},
         "validation": {"rows": 3, "kept": 3},

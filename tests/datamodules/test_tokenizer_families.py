@@ -182,9 +182,8 @@ def test_a_generation_prompt_that_conversations_lack():
 
 @pytest.mark.parametrize("sides", [("<think>\nhm</think>4", "5"), ("4", "<think>\nhm</think>5")])
 def test_one_response_that_begins_as_a_generation_prompt_ends(sides):
-    tokenizer = build(
-        "byte level", template=CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-    )
+    template = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    tokenizer = build("byte level", template=template)
     row = chat_row(*sides) | {"augmented_prompt": [{"role": "user", "content": "which colour?"}]}
     [found] = tokenize_pairs(pairs(row), tokenizer, 300)[0]
     for name, text in zip(("chosen", "rejected"), sides, strict=True):

@@ -23,6 +23,7 @@ DRAWN |= {"pair_weights/distributions": [2]}
 @pytest.fixture
 def config(inside, tiny_llama, preference_config) -> dict:
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
+    module = {"weighting": weighting, "method": "pacmr"}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
     drawing = [
         {"class_path": "VNetSurfaces", "init_args": {"every": 0.5, "points": 5}},
@@ -31,14 +32,8 @@ def config(inside, tiny_llama, preference_config) -> dict:
         {"class_path": "RunSummary"},
         {"class_path": "Dashboard"},
     ]
-    found = preference_config(
-        tiny_llama("model"),
-        source,
-        {"weighting": weighting, "method": "pacmr"},
-        {"noise_rate": 0.3},
-        drawing,
-        **{"default_root_dir": "run", "max_steps": 2, "limit_val_batches": 0},
-    )
+    trainer = {"default_root_dir": "run", "max_steps": 2, "limit_val_batches": 0}
+    found = preference_config(tiny_llama("model"), source, module, {"noise_rate": 0.3}, drawing, **trainer)
     found["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
     return found
 

@@ -15,10 +15,7 @@ import pytest
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.commands.augment import augment
 from pacmr_lightning.datamodules import PreferenceDataModule
-from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
-    Augmentations,
-    read_augmentations,
-)
+from pacmr_lightning.datamodules.augmentation.augmented_prompts import Augmentations, read_augmentations
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.translator import BackTranslation
 from pacmr_lightning.datamodules.rewording import VERSION, reword
@@ -212,10 +209,7 @@ def test_files_that_hold_no_augmentations(tmp_path):
     for columns, message in (
         ({"prompt": ["a"], "text": ["b"]}, "some.parquet holds no augmented prompts; name a file that pacmr"),
         ({"prompt": nothing, "augmented_prompt": nothing}, "holds no augmented prompts"),
-        (
-            {"prompt": ["a"], "augmented_prompt": [[1]]},
-            r"row 1: 'augmented_prompt' is \[1\], but it mus",
-        ),
+        ({"prompt": ["a"], "augmented_prompt": [[1]]}, r"row 1: 'augmented_prompt' is \[1\], but it mus"),
     ):
         pq.write_table(pa.table(columns), tmp_path / "some.parquet")
         with pytest.raises(UserError, match=message):

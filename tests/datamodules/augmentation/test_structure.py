@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacmr_lightning.datamodules.augmentation.structure import (
-    cut,
-    looks_like_frame,
-    prompt_sentences,
-)
+from pacmr_lightning.datamodules.augmentation.structure import cut, looks_like_frame, prompt_sentences
 from pacmr_lightning.datamodules.split_prompt import split_prompt
 
 from ...conftest import read_lines

@@ -53,9 +53,8 @@ def test_large_rewards_and_ties():
     assert found["retained"].tolist() == [4, 3, 1]
     np.testing.assert_allclose(found["clean_accuracy"], [2.5 / 4, 2 / 3, 1])
     np.testing.assert_allclose(found["direction_agreement"], [2.5 / 4, 2 / 3, 0])
-    [found] = measured([(1.0, 1.0, 1), (-1.0, 1.0, np.nan)], (0.5,)).to_dict(
-        "records"
-    )  # a label that is a tie
+    with_tie = [(1.0, 1.0, 1), (-1.0, 1.0, np.nan)]  # a label that is one
+    [found] = measured(with_tie, (0.5,)).to_dict("records")
     assert (found["pairs"], found["clean_accuracy"], found["direction_agreement"]) == (2, 1, 0.5)
 
 

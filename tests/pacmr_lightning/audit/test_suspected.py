@@ -36,24 +36,19 @@ def find_with(pairs, scorer, known=None, threshold=0.5, votes=None):
 def frame(n=2000, rate=0.3, known=True):
     u, wrong, prompts = scores(n, rate, seed=1)
     rng = np.random.default_rng(7)
-    return pd.DataFrame(
-        {
-            "id": [f"pair-{i}" for i in range(n)],
-            "prompt": prompts,
-            "category": np.where(wrong & (rng.random(n) < 0.8), "bad", "good"),
-            "observed": "chosen",
-            "texts": [f"texts of {i}" for i in range(n)],
-            "weight": 1 / (1 + np.exp(-0.7 * u)),
-            "u": u,
-            "delta": 0.0,
-            "a": 0.7,
-            "b": 0.0,
-            "loss": np.log1p(np.exp(-u)),
-            "cross_fit_u": u,
-            **{"votes_for": 1.0, "votes_against": 0.0, "tie": False, "pair": range(n), "side": 1},
-            "flipped": pd.array(wrong if known else [None] * n, dtype="boolean"),
-        }
-    )
+    columns = {
+        "id": [f"pair-{i}" for i in range(n)],
+        "prompt": prompts,
+        "category": np.where(wrong & (rng.random(n) < 0.8), "bad", "good"),
+        "observed": "chosen",
+        "texts": [f"texts of {i}" for i in range(n)],
+        "weight": 1 / (1 + np.exp(-0.7 * u)),
+        **{"u": u, "delta": 0.0, "a": 0.7, "b": 0.0, "cross_fit_u": u},
+        "loss": np.log1p(np.exp(-u)),
+        **{"votes_for": 1.0, "votes_against": 0.0, "tie": False, "pair": range(n), "side": 1},
+        "flipped": pd.array(wrong if known else [None] * n, dtype="boolean"),
+    }
+    return pd.DataFrame(columns)
 
 
 def test_suspected():

@@ -158,8 +158,7 @@ def losses(run):
 
 
 def test_checkpoints_by_time(pairs, tmp_path):
-    interval = "--checkpoint.train_time_interval 0:00:00.001 --checkpoint.save_top_k -1"
-    cli.main(pairs(more=interval))
+    cli.main(pairs(more="--checkpoint.train_time_interval 0:00:00.001 --checkpoint.save_top_k -1"))
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
 
 

@@ -67,8 +67,7 @@ def test_equal_to_a_pass_a_pair(name, options, keep, micro_batch_size, setting):
         assert torch.nn.utils.get_total_norm(one) > 1e-3  # something to be right about
         torch.testing.assert_close(along[i], sum(g.sum() for g in one), rtol=1e-9, atol=1e-12)
         expected = [e + factors[i] * g for e, g in zip(expected, one, strict=True)]
-    for a, b in zip(weighted.values(), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close([*weighted.values()], expected, rtol=1e-9, atol=1e-12)
     truth = Rewards.of(policy.log_probs(batch), batch, BETA)
     inner = weighted_gradient(found, Unweighted())
     torch.testing.assert_close(inner.rewards.u, truth.u.detach())
