@@ -171,7 +171,7 @@ def test_rows_that_training_cannot_use(tmp_path, write_rows, capsys):
     folder, path = tmp_path / "set.parquet", str(tmp_path / "out.jsonl")  # as Spark names a folder
     (folder / "harmless-base").mkdir(parents=True)
     write_lines(folder / "harmless-base" / "train.jsonl", rows)
-    assert HubPreferences(str(folder)).write_cleaned(path, set(), set()) == 5 and lines(path) == rows
+    assert HubPreferences(str(folder)).write_cleaned(path, set(), set()) == 5 and read_lines(path) == rows
     source = AnthropicHH(str(folder), ["harmless-base"])
     assert source.write_cleaned(path, set(), set()) == len(read_preferences(path)) == 3
     assert "2 rows without a common prompt are left out" in capsys.readouterr().out
