@@ -46,6 +46,11 @@ class Parser(OptionParser, LightningArgumentParser):
         words = ["--help" if word == "--help_all" else word for word in words]
         return super().parse_args(expanded(words), *rest, **options)
 
+    def dump(self, config: Any, *rest: Any, **options: Any) -> Any:
+        """Keep the targets of links where the module lacks their sources, as in SFT."""
+        options.setdefault("skip_link_targets", "model.init_args.policy" in config)
+        return super().dump(config, *rest, **options)
+
 
 class PacmrCLI(LightningCLI):
     """LightningCLI with one folder per run, ``runs/<name>/``, for config, metrics and checkpoints.
@@ -103,9 +108,7 @@ class PacmrCLI(LightningCLI):
     def _dump_config(self) -> None:
         """Keep the options as plain values. Lightning's version validates them again, which takes longer."""
         if not hasattr(self, "config_dump"):
-            text = self.parser.dump(
-                self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
-            )
+            text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
             self.config_dump = yaml.safe_load(text)[self.subcommand]
 
     def after_fit(self) -> None:
@@ -197,7 +200,8 @@ class PacmrCLI(LightningCLI):
                 self.trainer.strategy.launcher.kill(signal.SIGKILL)
             root = Path(self.trainer.default_root_dir)
             # The next run of predict uses stored answers.
-            kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
+            began = self.trainer.global_step > 0 and (root / CONFIG).exists()
+            kept = began or any(root.glob("*.answers.sqlite"))
             if root in self._new_folders and not kept:
                 shutil.rmtree(root, ignore_errors=True)
                 for folder in self._new_folders[1:]:

@@ -29,7 +29,6 @@ class SaveRunConfig(SaveConfigCallback):
         """Write the file on rank 0."""
         if trainer.is_global_zero:
             config = self.config.clone()
-            root = Path(config.trainer.default_root_dir)
             config.ckpt_path = None  # not part of the run
             if isinstance(pl_module, PreferenceModule):
                 own = config.model.init_args
@@ -38,7 +37,7 @@ class SaveRunConfig(SaveConfigCallback):
                 _network_options(config)["gradient_checkpointing"] = pl_module.policy.gradient_checkpointing
             config.checkpoint.dirpath = None  # in the run's folder, wherever that is moved
             text = self.parser.dump(config, skip_unset=False, skip_validation=True)  # parsed already
-            write_text(root / CONFIG, text)
+            write_text(Path(config.trainer.default_root_dir) / CONFIG, text)
 
 
 def check_flags(config: Namespace) -> None:
