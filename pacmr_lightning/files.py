@@ -45,9 +45,11 @@ def is_file_of_rows(place: str | Path) -> bool:
     return local_path(place).is_file() or str(place).endswith((".jsonl", ".json", ".parquet", ".gz"))
 
 
-def check_writable(option: str, given: str, folder: Path) -> None:
-    """Raise a UserError, before any work, if the folder of an option's value cannot be written to."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def check_writable(option: str, given: str, folder: Path, replaced: bool = False) -> None:
+    """Raise a UserError, before any work, if an option's folder cannot be written to, or ``replaced``."""
+    if replaced and (os.path.ismount(folder.resolve()) or folder.resolve() == Path.cwd()):
+        raise UserError(f"{option} is {given}, a mount point or the current folder; name a folder below it.")
+    nearest = next(path for path in (folder, *folder.resolve().parents)[replaced:] if path.exists())
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError:
@@ -60,9 +62,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces it if the block ends without an exception.
 
     The block may make a file or a folder there. The folder above is made if missing. If two processes write
-    the same file, the later one wins.
+    the same file, the later one wins. A link to a folder stays.
     """
-    path = local_path(path)
+    path = named if (named := local_path(path)).is_file() else named.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,16 +74,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
-        if both := temporary.is_dir() and path.is_dir():  # a folder replaces an empty one only
-            old = path.with_name(f".{path.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if temporary.is_dir() and path.is_dir():  # a folder replaces an empty one only
             os.replace(path, old)
         os.replace(temporary, path)
-        if both:
-            shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
 
 

@@ -69,7 +69,7 @@ def export(
     path = local_path(out)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"out is {out}, which exists and is not an empty folder; name another one.")
-    check_writable("out", out, path.parent)
+    check_writable("out", out, path, replaced=True)
     print(f"Loading {finished.base} and {finished.checkpoint}")
     stored = copy.deepcopy(finished)
     if merged:

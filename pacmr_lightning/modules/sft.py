@@ -43,7 +43,6 @@ MEASURED = 2
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 """Defaults of ``lora``."""
 
-
 OVERRULED_LLAMA = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
 ) | {"dtype": "set the module's dtype instead"}
@@ -75,7 +74,7 @@ class SFTModule(TrainedOnly):
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
         gradient_checkpointing: recompute activations in backward, for memory.
-        save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
+        save_to: new or empty folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
         UserError: an option is out of range, or has no effect.
@@ -116,6 +115,8 @@ class SFTModule(TrainedOnly):
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
         self._rotary_by_row = False
+        self._saved_to: str | None = None
+        """``save_to`` of the run that is resumed."""
         # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
         self._update_loss: Tensor | None = None
@@ -135,26 +136,28 @@ class SFTModule(TrainedOnly):
             )
         if stage != "fit":
             return
-        folder, start = self.folder, self.hparams["model"]
-        if start and local_path(start).is_dir() and folder.resolve() == local_path(start).resolve():
-            raise UserError(f"The model would replace {folder}, which it starts from; name another save_to.")
-        is_model = (folder / "config.json").is_file()
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_model):
-            raise UserError(
-                f"The model would be saved in {folder}, which is not a saved model; move that folder, or set "
-                "save_to to another folder."
-            )
-        check_writable("The folder of the model", str(folder), folder.parent)
+        self._check_folder(own=True)  # as a resumed run's may be
+        check_writable("The folder of the model", str(self.folder), self.folder, replaced=True)
         strategy = self.trainer.strategy
-        if isinstance(strategy, FSDPStrategy) or (
-            isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
-        ):
+        zero_3 = isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
+        if zero_3 or isinstance(strategy, FSDPStrategy):
             raise UserError(
                 f"SFT saves whole weights, but {type(strategy).__name__} splits them over the processes "
                 "here; use trainer.strategy ddp or deepspeed_stage_2."
             )
         self.options = self._options() | datamodule(self.trainer).fit_options()
         log_short_run(self.trainer)
+
+    def _check_folder(self, own: bool) -> None:
+        folder, root = self.folder.resolve(), Path(self.trainer.default_root_dir).resolve()
+        start = local_path(self.hparams["model"] or "").resolve()
+        is_own = own and (folder / "config.json").is_file() and folder != start
+        is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if root.is_relative_to(folder) or not (is_own or is_new):
+            raise UserError(
+                f"The model would replace {self.folder}, which is more than a model of this run; move that "
+                "folder, or set save_to to a new one."
+            )
 
     def configure_model(self) -> None:
         """Load or make the model and add LoRA, once."""
@@ -251,13 +254,17 @@ class SFTModule(TrainedOnly):
                     "trainer.precision to 32-true or bf16-mixed, and dtype to float32."
                 )
 
+    def on_train_start(self) -> None:
+        """Refuse to replace another run's model."""
+        super().on_train_start()
+        self._check_folder(own=self.hparams["save_to"] in (None, self._saved_to))
+
     def on_fit_end(self) -> None:
         """Save the model on rank zero; it is on the CPU by now."""
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         assert self.network is not None
-        tokenizer = datamodule(self.trainer).tokenizer
-        share = save_model(self.folder, self.network, tokenizer, self._some_losses)
+        share = save_model(self.folder, self.network, datamodule(self.trainer).tokenizer, self._some_losses)
         rank_zero_info(f"The model is saved in {self.folder}.")
         if share is not None and share < KEPT:
             rank_zero_info(
@@ -288,6 +295,7 @@ class SFTModule(TrainedOnly):
             )
         if not is_fitting(self):
             return
+        self._saved_to = checkpoint["hyper_parameters"]["save_to"]
         check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(
@@ -361,10 +369,9 @@ def save_model(
     check_weights(model.state_dict(), folder)
     if isinstance(model, PeftModel):
         adapted = copy.deepcopy(model)
-        dtype = adapted.dtype
         # Weights in float32 are not rounded.
-        of_half = values if dtype != torch.float32 else None
-        plain, share = merge_rounded(adapted, dtype, of_half and (lambda: of_half(adapted)))
+        of_half = values if adapted.dtype != torch.float32 else None
+        plain, share = merge_rounded(adapted, adapted.dtype, of_half and (lambda: of_half(adapted)))
     if values is not None and not torch.isfinite(values(plain)).all():
         raise UserError(
             f"The loss of the trained model is not finite, so {folder} is not written: the training "

@@ -110,11 +110,10 @@ def test_sft_stops_where_it_diverges(lora, sft, tmp_path, capsys):
     cli.main([*sft(), "--model.lora", lora, "--model.learning_rate", "1e-3"])
     model = tmp_path / "sft" / "model"
     before = weights(model)
-    more = ["--model.lora", lora, "--model.warmup_ratio", "0", "--model.save_to", str(model)]
-    said = fails(capsys, [*sft(folder="one"), *more, "--model.learning_rate", "1e25"])
+    more = ["--model.lora", lora, "--ckpt_path", "last", "--trainer.max_epochs", "2", "--model.learning_rate"]
+    said = fails(capsys, [*sft(), *more, "1e25"])
     assert "The loss is not a finite number; lower the learning rate" in said
-    last = [*sft(folder="two"), *more, "--model.learning_rate", "1e30", "--trainer.max_steps", "1"]
-    said = fails(capsys, last)
+    said = fails(capsys, [*sft(), *more, "1e18", "--trainer.max_steps", "4"])
     assert f"The loss of the trained model is not finite, so {model} is not written" in said
     assert same(before, weights(model)) and not list(model.parent.glob(".model*"))
 
@@ -137,15 +136,18 @@ def test_a_full_disk_costs_no_model(sft, tmp_path, capsys):
     model = tmp_path / "sft" / "model"
     before = weights(model)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    words = [*sft(folder="again"), *more, "--model.save_to", str(model), "--trainer.max_epochs", "2"]
+    words = ["fit", "--config", str(tmp_path / "sft" / "config.yaml"), "--ckpt_path", "last"]
+    words += ["--trainer.max_epochs", "2"]
     resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, limits[1]))
     try:
         assert "The disk is full" in fails(capsys, words)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert same(before, weights(model)) and not list(model.parent.glob(".model*"))
-    cli.main([*words, "--ckpt_path", "last"])
+    cli.main(words)
     assert not same(before, weights(model))
+    assert "more than a model of this" in fails(capsys, [*sft(folder="new"), "--model.save_to", str(model)])
+    assert not (tmp_path / "new").exists()
 
 
 def steps(run):

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -286,17 +287,21 @@ def test_a_signal_waits_for_the_update(base, tmp_path):
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
 
 
-def test_where_the_model_is_saved(tmp_path):
-    place = tmp_path / "elsewhere" / "reference"
+def test_where_the_model_is_saved(base, tmp_path):
+    place, last = tmp_path / "elsewhere" / "reference", tmp_path / "last.ckpt"
     module = SFTModule(from_scratch=SHAPE, save_to=place)
     fit(tmp_path / "run", module, make_data(rows=8), fast_dev_run=True)
     assert not place.exists()
-    for lr in (0.1, 1e-3):  # the second model takes the place of the first
-        module = SFTModule(from_scratch=SHAPE, learning_rate=lr, save_to=place)
-        fit(tmp_path / "run", module, make_data(rows=8))
+    for start, epochs in ((None, 1), (last, 2)):  # the second model takes the place of the first
+        module = SFTModule(from_scratch=SHAPE, save_to=place)
+        fit(tmp_path / "run", module, make_data(rows=8), start, epochs).save_checkpoint(last)
         assert_equal(parameters(place), module.network.state_dict())
     assert [path.name for path in place.parent.iterdir()] == ["reference"]
     assert not (tmp_path / "run" / "model").exists()
+    for folder, start in ((place, None), (tmp_path / "run", None), (base, last)):
+        with pytest.raises(UserError, match="which is more than a model of this run; move that folder, or"):
+            module = SFTModule(from_scratch=SHAPE, save_to=folder)
+            fit(tmp_path / "run", module, make_data(rows=8), start, 3)
     again = SFTModule(model=place)
     fit(tmp_path / "run", again, make_data(tokenizer=str(place), rows=8))
     assert again.hparams["model"] == str(place)
@@ -312,12 +317,12 @@ def test_the_loss_of_an_update_is_that_of_all_its_batches(base, tmp_path):
 
 
 def test_runs_that_are_refused(base, tmp_path):
-    with pytest.raises(UserError, match="which it starts from; name another save_to"):
-        fit(tmp_path / "run", SFTModule(model=base, save_to=base), make_data(rows=8))
+    with pytest.raises(UserError, match="which is more than a model of this run; move that folder, or set"):
+        fit(Path(base).parent, SFTModule(model=base), make_data(rows=8))
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
     note.write_text("keep me")
-    with pytest.raises(UserError, match="which is not a saved model; move that folder, or set save_to"):
+    with pytest.raises(UserError, match="more than a model of this run; move that folder, or set save_to"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(rows=8))
     assert note.read_text() == "keep me"
     data = make_data(rows=8)
