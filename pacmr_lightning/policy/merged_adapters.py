@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, load_peft_weights
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 
 from ..errors import UserError
 from ..strategies.sharding import is_sharded
-from .lora import ADAPTER
+from .lora import ADAPTER, LoraLayer
 from .memory import free_memory
 from .numerics import not_finite
 
@@ -143,8 +143,8 @@ def merge_rounded(
 def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **options: Any) -> None:
     """Save the policy's adapter and the one merged into its base as one adapter of the ``plain`` model.
 
-    LoRA updates add up, so the concatenated matrices form one adapter whose rank is the sum of the ranks. The
-    result is compared with the policy first.
+    LoRA updates add up, so the concatenated matrices form one adapter whose rank is the sum of the ranks. An
+    adapter with other weights than A and B is refused, and the result is compared with the policy.
     """
     model = cast("PreTrainedModel", policy.get_base_model())
     base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype, trust_remote_code=False)
@@ -152,29 +152,31 @@ def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **o
     try:
         if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:
             raise ValueError("one of them adds tokens")
-        combined = PeftModel.from_pretrained(base, adapter, adapter_name="base")
+        plain_names = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B")
+        if more := [name for name in load_peft_weights(adapter, "cpu") if not name.endswith(plain_names)]:
+            raise ValueError(f"one has more than A and B, such as {more[0]}")
+        combined: Any = PeftModel.from_pretrained(base, adapter, adapter_name="base")
         combined.add_adapter("policy", policy.peft_config[ADAPTER])
-        own = {
-            name.replace(f".{ADAPTER}.", ".policy."): p
-            for name, p in policy.named_parameters()
-            if "lora_" in name
-        }
+        parameters = dict(combined.named_parameters())
         with torch.no_grad():
-            for name, parameter in combined.named_parameters():
-                if name in own:
-                    parameter.copy_(own[name])
+            for name, parameter in policy.named_parameters():
+                if "lora_" in name:
+                    parameters[name.replace(f".{ADAPTER}.", ".policy.")].copy_(parameter)
+        # Its options become those of the result, whose scaling is 1.
+        combined.peft_config["base"].use_rslora = False
         combined.add_weighted_adapter(["base", "policy"], [1.0, 1.0], ADAPTER, "cat")
+        if any(x.scaling.get(ADAPTER) != 1 for x in combined.modules() if isinstance(x, LoraLayer)):
+            raise ValueError("layers_to_transform or exclude_modules of one leave out layers of the other")
         combined.set_adapter(ADAPTER)
         expected = next_token_log_probs(policy, tokens).cpu()
         check_same(expected, next_token_log_probs(combined.eval(), tokens), "One LoRA adapter", "the policy")
-    except (ValueError, TypeError, RuntimeError, UserError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError, UserError) as error:
         raise UserError(
             f"The policy's base is the adapter {adapter}, and the two are not one LoRA adapter for {plain} "
             f"({str(error).strip().splitlines()[0]}); save the whole model with pacmr export RUN OUT "
             "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
         ) from None
-    own_config = policy.peft_config[ADAPTER]
-    combined.peft_config[ADAPTER].base_model_name_or_path = own_config.base_model_name_or_path
+    combined.peft_config[ADAPTER].base_model_name_or_path = policy.active_peft_config.base_model_name_or_path
     combined.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
 
 

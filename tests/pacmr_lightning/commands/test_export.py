@@ -39,7 +39,11 @@ RUNS = {
     "gpt2": (None, []),
     "adapter": ({}, []),
     "bfloat16": ({}, ["--model.policy.dtype", "bfloat16"]),
+    **dict.fromkeys(("tokens", "dora"), ({}, ["--model.policy.dtype", "bfloat16"])),
+    "layer": ({}, ["--model.policy.target_modules", "[q_proj]"]),
 }
+ADAPTERS = {"adapter": {"use_rslora": True}, "dora": {"use_dora": True}}
+ADAPTERS |= {"tokens": {"trainable_token_indices": [7]}, "layer": {"layers_to_transform": [0]}}
 
 
 def make_base(folder, tokenizer, changes, adapter):
@@ -52,9 +56,9 @@ def make_base(folder, tokenizer, changes, adapter):
     model.save_pretrained(folder / "plain" if adapter else folder / "model")
     if adapter:
         model = AutoModelForCausalLM.from_pretrained(folder / "plain")
-        model = get_peft_model(model, LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM"))
+        model = get_peft_model(model, LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM", **adapter))
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "token_adapter" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
         model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -71,7 +75,7 @@ def trained(tmp_path_factory, tiny_tokenizer_folder):
         tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
         tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|end|>\n{% endfor %}"
-        make_base(folder, tokenizer, changes, kind == "adapter")
+        make_base(folder, tokenizer, changes, ADAPTERS.get(kind))
         for seed, name in enumerate(("train", "validation")):
             write_lines(folder / f"{name}.jsonl", World().preference_rows(16, seed))
         words = f"""
@@ -157,6 +161,13 @@ def test_an_export_is_the_policy(kind, trained, exported, capsys):
     assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
     settings = json.loads((out / "adapter_config.json").read_text())
     assert settings["inference_mode"] and Path(settings["base_model_name_or_path"]).is_absolute()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind != "adapter"])
+def test_an_adapter_that_is_not_one_with_the_policy(kind, trained, tmp_path, capsys):
+    said = refused([trained(kind), tmp_path / "out"], capsys)
+    why = "layers_to_transform or exclude_modules" if kind == "layer" else "one has more than A and B, such"
+    assert f"are not one LoRA adapter for {trained(kind).parent}/plain ({why}" in said and "--merged" in said
 
 
 def test_tokenizer_and_configs_are_the_bases(trained, exported):
@@ -312,9 +323,10 @@ def test_bad_input(run, trained, tmp_path, capsys):
     (run / "config.yaml").write_text(config)
     assert sorted(tmp_path.iterdir()) == before
 
-    out.mkdir()  # an empty folder is as good as none
+    (tmp_path / "empty").mkdir()  # an empty folder is as good as none, as is a link to one
+    out.symlink_to("empty")
     cli.main(["export", str(run), str(out), "--checkpoint", "step-1"])
-    assert (out / "README.md").is_file()
+    assert (tmp_path / "empty" / "README.md").is_file() and out.is_symlink()
 
 
 def test_a_checkpoint_runs_no_code(run, tmp_path, capsys, monkeypatch):
@@ -338,7 +350,7 @@ def test_weights_that_are_no_numbers(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("limit", "options"), [(12_000, []), (30_000, ["--merged"])])
-def test_a_full_disk(limit, options, trained, tmp_path, capsys):
+def test_a_full_disk(limit, options, trained, tmp_path, capsys, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = trained("pacmr")
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
@@ -346,4 +358,6 @@ def test_a_full_disk(limit, options, trained, tmp_path, capsys):
         assert "The disk is full" in refused([run, tmp_path / "out", *options], capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.chdir(tmp_path)
+    assert "out is ., a mount point or the current folder; name a folder below" in refused([run, "."], capsys)
     assert not list(tmp_path.iterdir())
