@@ -15,16 +15,14 @@ _LONGEST = 200
 _AT_LIMIT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _BROKEN = re.compile("error|fail|abort|cancel|insufficient|filter|sensitive|safety|recitation|prohibited")
 """Finish reasons in small letters, of OpenAI and other providers, of an answer that broke off."""
-_TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad"
+_TAGS, _RARE = "think|thinking|thought|reasoning", "thoughts|reason|reflection|scratchpad"
 _BEGIN = re.compile(
-    rf"^[ \t]*(?:<(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
-    r"|(?:<\|start\|>assistant)?<\|channel\|>analysis)",
-    re.I | re.M,
+    rf"(?im)\A\s*<(?:\w+:)?(?:{_RARE})>|^[ \t]*(?:<((?:\w+:)?(?:{_TAGS}))>(?![\s\S]*</\1>)"
+    r"|\[THINK\]|◁think▷|<\|begin_of_thought\|>|(?:<\|start\|>assistant)?<\|channel\|>analysis)"
 )
 _END = re.compile(
-    rf"</(?:\w+:)?(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
-    r"|<\|channel\|>final<\|message\|>|assistantfinal",
-    re.I,
+    rf"(?i)</(?:\w+:)?(?:{_TAGS}|({_RARE}))>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
+    r"|<\|channel\|>final<\|message\|>|assistantfinal"
 )
 
 
@@ -148,10 +146,15 @@ def without_thoughts(text: str) -> str:
     """Return a model's answer without its reasoning; empty if it has only reasoning.
 
     The answer is what follows the last end of reasoning, such as ``</think>`` or the begin of gpt-oss's
-    ``final`` channel, up to a line that begins reasoning anew.
+    ``final`` channel, up to a line that begins reasoning anew. A tag that begins in the answer ends nothing.
 
     >>> without_thoughts("<think>A or B?</think> B is shorter.")
     'B is shorter.'
     """
-    answer = _BEGIN.split(_END.split(text)[-1])[0]
+    start = 0
+    for end in _END.finditer(text):
+        begin, before = end[0].lower().replace("</", "<"), text[start : end.start()].lower()
+        if before.lstrip().startswith(begin) or not (end[1] or begin in before):
+            start = end.end()
+    answer = _BEGIN.split(text[start:], 1)[0]
     return text if answer == text else answer.removesuffix("<|return|>").strip()

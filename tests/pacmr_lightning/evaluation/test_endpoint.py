@@ -259,6 +259,8 @@ REASONED = {
     "<|channel|>analysis<|message|>cut": "",
 }
 OTHER = (f" {ANSWER}\n", "A leaks its <think> tag.\nPreferred: B", "analysis of both", "a < b, <b>B</b>")
+OTHER += ("<o>\n<reason>late</reason></o>", "Its\n<reasoning>x</reasoning>\nis B", "late</reason>, so B")
+REASONED |= {f"<think>x</think>{text}": text.strip() for text in OTHER}
 
 
 def test_reasoning_is_no_answer():
