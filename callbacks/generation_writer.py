@@ -1,6 +1,5 @@
 """Callback that writes the responses of ``predict``."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pacmr_lightning.strategies.ranks import on_all_ranks
 class GenerationWriter(BasePredictionWriter):
     """Writer of the responses that ``predict`` generates, as JSON Lines in the order of the data.
 
-    Tags: none. Files, by default in the run's folder:
+    Tags: none. Files, by default in the run's folder, none with ``fast_dev_run``:
 
     - ``generations.jsonl``, one row per prompt: ``id``, ``prompt`` (a text, or chat messages), ``response``,
       ``finish_reason`` (``stop``, or ``length`` if truncated), ``prompt_tokens`` and ``response_tokens``.
@@ -39,7 +38,7 @@ class GenerationWriter(BasePredictionWriter):
         seed: of the sampling; samples also depend on the batch size.
 
     Raises:
-        UserError: an option is out of range, or the file cannot be written.
+        UserError: an option is out of range, or the file cannot be written, or would lose rows.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class GenerationWriter(BasePredictionWriter):
             refuse("generation.output", self._path)
         self._answers = answers_path(self._path)
 
-    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the stored responses of an earlier run."""
         if pl_module.policy.is_sharded:
             raise UserError(
@@ -68,7 +67,8 @@ class GenerationWriter(BasePredictionWriter):
             )
         tokenizer, limit = datamodule(trainer).tokenizer, pl_module.max_new_tokens
         self._key = generation_key(pl_module.policy, tokenizer, limit, self.decoding)
-        self._store = AnswerStore(self._answers) if self._answers.exists() else None
+        stored = self._answers.exists() and not trainer.fast_dev_run
+        self._store = AnswerStore(self._answers) if stored else None
         self._rows, self._stored = {}, 0
         pl_module.decoding = self.decoding
         if is_reference(pl_module.policy):
@@ -79,26 +79,19 @@ class GenerationWriter(BasePredictionWriter):
 
     def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
         """Take the batch's responses from the store if it has all."""
-        if self._store is None:
-            return
         keys = self._keys(batch)
-        answers = self._store.get(keys)
+        answers = {} if self._store is None else self._store.get(keys)
         if all(key in answers for key in keys):
             batch.answers = [Response(**answers[key]) for key in keys]
 
     def write_on_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        prediction: list[Response],
-        batch_indices: Sequence[int] | None,
-        batch: PromptBatch,
-        *_: Any,
+        self, trainer: Any, pl_module: Any, prediction: list[Response], at: Any, batch: PromptBatch, *_: Any
     ) -> None:
         """Store a batch's responses, all or none."""
+        if trainer.fast_dev_run:
+            return
         if batch.answers is None:
-            if self._store is None:
-                self._store = AnswerStore(self._answers)
+            self._store = self._store or AnswerStore(self._answers)
             self._store.put(dict(zip(self._keys(batch), map(asdict, prediction), strict=True)))
         else:
             self._stored += len(batch)
@@ -109,8 +102,8 @@ class GenerationWriter(BasePredictionWriter):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather the ranks' rows and write the file."""
-        # Every rank has had a batch, which opened the store.
-        assert self._store is not None
+        if self._store is None:  # fast_dev_run; else every rank has had a batch, which opened it
+            return
         self._store.close()
         parts = on_all_ranks([(self._rows, self._stored)])
         by_place = {place: row for rows, _ in parts for place, row in rows.items()}
@@ -118,6 +111,12 @@ class GenerationWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         rows = [by_place[place] for place in sorted(by_place)]
+        there = self._path.read_bytes().splitlines() if self._path.exists() else []
+        if trainer.limit_predict_batches != 1.0 and len(rows) < len(there):
+            raise UserError(
+                f"trainer.limit_predict_batches would leave {len(rows)} of {len(there)} responses in "
+                f"{self._path}; leave it out, or name another file with --generation.output."
+            )
         write_json_lines(self._path, rows)
         cut = sum(row["finish_reason"] == "length" for row in rows)
         earlier = f"; {stored} came from an earlier run" if stored else ""

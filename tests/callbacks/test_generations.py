@@ -32,7 +32,7 @@ def model(tmp_path, tiny_llama):
 def predict(tmp_path, model):
     """Predict in this process; ``moved`` is the scale of the adapter's weights."""
 
-    def run(source=None, moved=0.0, folder="run", new=5, data=None, **writer):
+    def run(source=None, moved=0.0, folder="run", new=5, data=None, trainer=None, **writer):
         torch.manual_seed(1)
         module = PreferenceModule(PolicyModel(model), max_new_tokens=new)
         module.configure_model()
@@ -40,7 +40,7 @@ def predict(tmp_path, model):
             for parameter in module.policy.adapter().values():
                 parameter.add_(moved)
         options = {"validation_batch_size": 4, "predict_prompts": 10, **(data or {})}
-        trainer = quiet_trainer(tmp_path / folder, [GenerationWriter(**writer)])
+        trainer = quiet_trainer(tmp_path / folder, [GenerationWriter(**writer)], **(trainer or {}))
         trainer.predict(module, PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options))
         return read_lines(writer.get("output", tmp_path / folder / "generations.jsonl"))
 
@@ -61,6 +61,11 @@ def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
     assert "these are the reference's responses" in caplog.text
     said = f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them truncated at 8 tokens."
     assert said in caplog.text
+    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    assert predict(new=8, moved=0.3, trainer={"fast_dev_run": True}) == rows
+    with pytest.raises(UserError, match="would leave 8 of 10 responses in"):
+        predict(new=8, trainer={"limit_predict_batches": 2})
+    assert before == {file: file.read_bytes() for file in (tmp_path / "run").iterdir()}
 
     # Another policy answers the same prompts under the same ids.
     caplog.clear()
