@@ -56,7 +56,10 @@ def judge(
     folder = local_path(output) if output else paths[0].parent / "judge"
     check_writable("output", str(folder), folder)
     if (summary := folder / SUMMARY).exists():
-        earlier = json.loads(summary.read_text(encoding="utf-8"))
+        try:
+            earlier = json.loads(summary.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{summary} is not JSON ({error}); remove it.") from None
         sides = [local_path(earlier.get(side, "")).resolve() for side in ("first", "second")]
         same = earlier.get("digests") == [content_digest(path) for path in paths]
         if not same and sides != [path.resolve() for path in paths]:

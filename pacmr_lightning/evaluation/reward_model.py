@@ -151,8 +151,9 @@ class RewardModelJudge(PairJudge):
 def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:
     """Return the token ids of prompt and response as ``RewardModelJudge`` reads them."""
     if tokenizer.chat_template is None:
-        text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
-        return tokenizer(text + response, verbose=False)["input_ids"]
+        text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant:"
+        space = "" if text[-1:].isspace() else " "
+        return tokenizer(text + space + response.strip(), verbose=False)["input_ids"]
     messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
     chat = render_messages(tokenizer, messages)
     return tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]

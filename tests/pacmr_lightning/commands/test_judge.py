@@ -222,3 +222,5 @@ def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
     assert "second" in refused(files[0])
     assert "is not of the synthetic benchmark" in refused(*files, "--judge", "GoldJudge")
     assert not (tmp_path / "judge" / "verdicts.jsonl").exists()
+    (tmp_path / "judge" / "summary.json").write_text("{")
+    assert "summary.json is not JSON (Expecting property name" in refused(*files, *endpoint)

@@ -201,7 +201,7 @@ def test_scores_under_a_chat_template(reward_model, store):
 
 def test_what_is_no_verdict_of_a_reward_model(reward_model, store):
     folder = reward_model()
-    pairs = [Comparison("p", " same", " same"), Comparison("p", " short", " long" * 100), PAIRS[0]]
+    pairs = [Comparison("p", " same", "same\n"), Comparison("p", " short", " long" * 100), PAIRS[0]]
     verdicts = RewardModelJudge(folder, max_length=100).compare(pairs, store)
     assert [v.preferred == "none" for v in verdicts] == [True, True, False]
     assert verdicts[0].orders[0].problem is None
