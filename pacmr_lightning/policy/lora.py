@@ -57,7 +57,7 @@ def add_lora(
             for target in options[key]:
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
                     fix = f"but {type(model).__name__} has no such module; leave it out."
-                    fix = fix if key == "modules_to_save" else _which_there_are(model)
+                    fix = _which_there_are(model) if key == "target_modules" else fix
                     raise UserError(f"{key} names {target}, {fix}")
     asked = options.keys() - {"r", "target_modules"}
     if others := _without_adapters(model):
@@ -90,6 +90,9 @@ def add_lora(
         raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
+    trained = [n for n, p in adapted.named_parameters() if p.requires_grad and "lora_" not in n]
+    if config.bias != "none" and not any(name.endswith("bias") for name in trained):
+        raise UserError(f"{option} has bias {config.bias}, but there is no bias to train; leave it out.")
     layers = options.get("layers_to_transform")
     names = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     for layer in [layers] if isinstance(layers, int) else layers or []:

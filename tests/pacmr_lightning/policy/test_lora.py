@@ -31,7 +31,7 @@ def test_options_that_it_does_not_take(options, message):
     ("options", "message"),
     [
         ({"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
-        ({"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope"),
+        ({"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope, .*; leave it out"),
         ({"layers_to_transform": [0]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
         ({"init_lora_weights": "eva"}, "init_lora_weights eva, which needs data"),
         ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
@@ -89,6 +89,8 @@ def test_a_module_that_there_is_not(save_model):
     model = AutoModelForCausalLM.from_pretrained(save_model("llama"))
     with pytest.raises(UserError, match="modules_to_save names nope, but"):
         add_lora(model, {"r": 2, "target_modules": "all-linear", "modules_to_save": ["nope"]}, "lora")
+    with pytest.raises(UserError, match="lora has bias lora_only, but there is no bias to train; leave it"):
+        add_lora(model, {"r": 2, "target_modules": "all-linear", "bias": "lora_only"}, "lora")
 
 
 @pytest.mark.parametrize(
