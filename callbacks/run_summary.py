@@ -83,6 +83,7 @@ class RunSummary(VisitsCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Add the step's pairs and its time."""
         super().on_train_batch_end(trainer, pl_module, outputs)
+        self._metrics.pop("val/guard/restored_step", None)  # of an end after which the run went on
         now = time.perf_counter()
         self._seconds += now - self._mark
         self._mark = now

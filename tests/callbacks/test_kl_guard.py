@@ -67,6 +67,9 @@ def test_a_run_that_goes_too_far(fit, recwarn, capsys):
     for table in ("analysis/weight-gap.csv", "responses.jsonl"):  # nothing is there twice
         rows = (Path("run") / table).read_text().splitlines()
         assert len(set(rows)) == len(rows) > 1
+    went_on = fit("run", f"{run.replace('stop 0.3', 'stop null')} --ckpt_path last")
+    assert went_on["global_step"] == 16
+    assert "val/guard/restored_step" not in json.loads(Path("run/summary.json").read_text())["metrics"]
 
 
 def test_the_number_it_stops_by(fit):
