@@ -200,10 +200,10 @@ def read_yaml(path: str, of: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _mapping(settings: Any, place: str) -> dict[str, Any]:
-    """Return keys and values, without collections that are left empty."""
+    """Return keys and values, with ``{}`` for collections that are left empty."""
     if not isinstance(settings, dict):
         raise UserError(f"{place}: expected keys and values, but got {settings!r}.")
-    return {key: value for key, value in settings.items() if value is not None or key not in MAPPINGS}
+    return {key: {} if value is None and key in MAPPINGS else value for key, value in settings.items()}
 
 
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:

@@ -197,13 +197,14 @@ def test_a_file_like_another(write_sweep, capsys):
     assert made == [("base", "judge c d"), judge, ("more", "judge a b")]
     assert run("prepared.yaml", "--dry_run") == 0, "prepare will make the pairs"
     write_sweep()
-    other = {"like": "sweep.yaml", "methods": {"dpo": None}, "seeds": [0]}
+    other = {"like": "sweep.yaml", "methods": {"dpo": None}, "seeds": [0], "options": None}
     Path("prompts").mkdir()
     command = "judge a.jsonl b.jsonl"  # fails, since the files are missing
     other["afterwards"] = [{"output": "prompts", "command": command}, {"output": "made", "command": command}]
     Path("like.yaml").write_text(yaml.safe_dump(other))
     sweep = read_sweep("like.yaml")
     assert list(sweep.methods) == ["dpo"] and sweep.seeds == [0] and sweep.noise_rates == [0.3]
+    assert sweep.options == {}
     (cell,) = cells(sweep)
     end(cell, {})
     assert "did not make made" in fails(capsys, ["sweep", "like.yaml"])
