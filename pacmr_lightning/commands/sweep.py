@@ -186,12 +186,20 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
 
 
 def check_files(sweep: Sweep, found: list[Cell], parsed: dict[str, tuple[Any, Any]]) -> None:
-    """Raise a UserError if a cell would read a data file that is missing and is made by nothing before it.
+    """Raise a UserError if a cell's noise rate is not its data's, or if nothing makes a file that it reads.
 
     ``parsed`` is of ``check_swept_options``; what is in the sweep's own folder comes from cells.
     """
     for cell in found:
         config, objects = parsed[cell.variant]
+        method, noise = sweep.methods[cell.method], getattr(objects.data, "noise", None)
+        own, rate = method.options | method.vary, noise.rate if noise else 0.0  # None: its kind has no rate
+        of_data = {name: value for name, value in (sweep.options | own).items() if name.startswith("data")}
+        if rate not in (None, cell.noise) and "{noise}" not in str(of_data) and "data.noise_rate" not in own:
+            raise UserError(
+                f"The cell {cell.name} would have the noise rate {rate:g} in its data; add "
+                'data.noise_rate: "{noise}" to options, or correct noise_rates.'
+            )
         values = [given_options(cell.arguments), config.model.as_dict(), config.data.as_dict()]
         for _, text in texts_in(values):
             if not _DATA_FILE.fullmatch(text):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Cell:
 def cells(sweep: Sweep) -> list[Cell]:
     """Return all cells, seed by seed, so that a stopped sweep has whole seeds.
 
-    Raises UserError if two cells are the same run or share a folder.
+    Raises UserError if two cells are the same run, share a folder, or write two audits to one.
     """
     grid = [
         _cell(sweep, name, method, noise, seed, dict(zip(method.vary, values, strict=True)))
@@ -79,21 +79,26 @@ def cells(sweep: Sweep) -> list[Cell]:
         for name, method in sweep.methods.items()
         for values in product(*method.vary.values())
     ]
-    runs: dict[str, Cell] = {}
-    folders: dict[Path, Cell] = {}
+    taken: dict[str | Path, Cell] = {}
     for cell in grid:
-        same = runs.setdefault(json.dumps([cell.configs, cell.options]), cell)
-        if same is not cell:
+        if (same := taken.setdefault(json.dumps([cell.configs, cell.options]), cell)) is not cell:
             raise UserError(
                 f"The cells {same.name} and {cell.name} would be the same run; say in options what a seed "
                 'and a noise rate change, such as data.noise_rate: "{noise}".'
             )
-        other = folders.setdefault(cell.folder, cell)
-        if other is not cell:
+        if (other := taken.setdefault(cell.folder, cell)) is not cell:
             raise UserError(
                 f"The cell {other} and the cell {cell} would share the folder {cell.folder}, which has _ for "
                 "signs such as /; change more than signs in one of them."
             )
+        if cell.first[:1] == ["audit"]:
+            words = dict(pairwise(part for word in cell.first for part in re.split("(?<=--output)=", word)))
+            place = Path(words.get("--output", f"{cell.after or words.get('audit')}/audit"))
+            if (other := taken.setdefault(place, cell)).first != cell.first:
+                raise UserError(
+                    f"The cells {other.name} and {cell.name} would write different audits to {place}; add "
+                    "--output {folder}/audit to first, and name {folder}/audit/pairs.parquet in options."
+                )
     return grid
 
 

@@ -134,6 +134,12 @@ methods: {dpo: , dqo: }
     configs/methods/dqo.yaml
 methods: {dpo: {options: {model.objective.beta: 0}}}
     beta is 0
+{noise_rates: [0.2], options: {seed_everything: "{seed}"}}
+    dpo-noise20-seed0 would have the noise rate 0.3 in its data; add data.noise_rate: "{noise}" to options
+methods: {dpo: , a: &a {after: dpo, first: "audit {after}"}, b: {<<: *a, first: "audit {after} --top=1"}}
+    a-noise30-seed0 and b-noise30-seed0 would write different audits to out/dpo-noise30-seed0/audit; add
+methods: {dpo: , a: {after: dpo, first: "audit {after} --output=out/one"}}
+    a-noise30-seed0 and a-noise30-seed1 would write different audits to out/one; add --output {folder}/audit
 """
 """Keys of a sweep file, ``more`` beside the usual options, and what is said of them."""
 NOT_THERE = """
