@@ -31,7 +31,7 @@ from pacmr_lightning.files import save_figure, write_frame
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
-from pacmr_lightning.weighting import DropFlipped, OracleWeights, Unweighted, VNet, Weighting
+from pacmr_lightning.weighting import AuditedWeights, DropFlipped, OracleWeights, Unweighted, VNet, Weighting
 
 from . import command
 from .formulas import noisy_posterior, two_rate_log_ratio
@@ -50,6 +50,7 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 """Colour-blind safe colours (Okabe and Ito)."""
 KINDS = {"eta": ("clean preference $\\eta$", BLUE, "o"), "noisy": ("noisy label", ORANGE, "s")}
 """Heading, colour and marker of each curve of a reliability diagram."""
+DASHED: dict[str, Any] = {"linestyle": "--", "color": "0.2", "linewidth": 1}
 TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the weights' log-ratio in each bin: two bands and the median."""
@@ -233,9 +234,9 @@ def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -
 
 
 def weighs(weighting: Weighting) -> bool:
-    """Return true if the weights depend on the pair's u, so that g+ and g- can be compared."""
+    """Return true if the weights depend on the pair's u or eta, so that g+ and g- can be compared."""
     own_network = weighting.vnet is not None and not isinstance(weighting.vnet, VNet)
-    return not isinstance(weighting, (Unweighted, DropFlipped)) and not own_network
+    return not isinstance(weighting, (Unweighted, DropFlipped, AuditedWeights)) and not own_network
 
 
 @torch.no_grad()
@@ -261,7 +262,8 @@ def weight_log_ratio(weighting: Weighting, u: Tensor, delta: Tensor, batch: Pair
         # Of a weight near 0 the logarithm is known better from where it came.
         if weights.a is None or weights.b is None:
             return weights.g.log()
-        return F.logsigmoid(weights.a * u + weights.b)
+        floor = u.new_tensor(getattr(weighting, "floor", 0.0))
+        return torch.logaddexp(floor.log(), (1 - floor).log() + F.logsigmoid(weights.a * u + weights.b))
 
     assert batch.eta is not None
     exchanged = replace(batch, eta=1 - batch.eta)
@@ -371,14 +373,7 @@ def draw_ratios(pairs: Sequence[pd.DataFrame], table: pd.DataFrame) -> Figure:
         for axis, name in ((upper, "optimum"), (lower, "u")):
             _quantiles_on(axis, frame[name].to_numpy(), frame["log_ratio"].to_numpy())
             axis.set(xlim=(-side, side), ylim=(-side, side))
-        upper.plot(
-            [-side, side],
-            [-side, side],
-            "--",
-            color="0.2",
-            linewidth=1,
-            label="Theorem 1 (below: for $s = u$)",
-        )
+        upper.plot([-side, side], [-side, side], label="Theorem 1 (below: for $s = u$)", **DASHED)
         upper.set_title(row["label"], fontsize=10)
         upper.set(xlabel="optimal $\\log\\, g^+/g^-$ (nats)")
         told = f"$r$ = {row['pearson']:.2f}\n$\\rho$ = {row['spearman']:.2f}\nslope {row['slope']:.2f}"
@@ -388,7 +383,7 @@ def draw_ratios(pairs: Sequence[pd.DataFrame], table: pd.DataFrame) -> Figure:
             continue
         u, optimum = (np.concatenate([v, -v]) for v in frame[["u", "optimum_at_u"]].to_numpy().T)
         order = np.argsort(u)
-        lower.plot(u[order], optimum[order], "--", color="0.2", linewidth=1)
+        lower.plot(u[order], optimum[order], **DASHED)
         lower.set_xlabel("$u$ (nats)")
     for line in axes[::COLUMNS]:
         for axis in line:
@@ -408,18 +403,10 @@ def draw_reliability(tables: Sequence[pd.DataFrame], labels: Sequence[str], erro
     """
     figure, axes = _panels(len(tables), 1)
     for table, label, (_, row), (axis,) in zip(tables, labels, errors.iterrows(), axes, strict=True):
-        axis.plot([0, 1], [0, 1], "--", color="0.2", linewidth=1, label="calibrated")
+        axis.plot([0, 1], [0, 1], label="calibrated", **DASHED)
         for name, (heading, color, marker) in KINDS.items():
-            axis.plot(
-                table["predicted"],
-                table[name],
-                label=heading,
-                marker=marker,
-                color=color,
-                mec="white",
-                markersize=5.5,
-                linewidth=1.3,
-            )
+            style = {"marker": marker, "color": color, "mec": "white", "markersize": 5.5, "linewidth": 1.3}
+            axis.plot(table["predicted"], table[name], label=heading, **style)
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS)
         axis.set_xlabel("$\\sigma(u)$")
         axis.set_title(label, fontsize=10)

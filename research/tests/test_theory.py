@@ -20,14 +20,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting
 from research import theory
-from research.theory import (
-    agreement,
-    calibration_error,
-    reliability,
-    theory_check,
-    weight_log_ratio,
-    with_intervals,
-)
+from research.theory import agreement, calibration_error, reliability, weight_log_ratio, with_intervals
 
 RNG = np.random.default_rng(0)
 ETA = RNG.uniform(0.001, 0.999, 400)
@@ -45,8 +38,8 @@ def pairs_with(eta):
     return batch
 
 
-def vnet(slope, offset):
-    return VNetWeighting(start_slope=slope, start_offset=offset)
+def vnet(slope, offset, floor=0.0):
+    return VNetWeighting(start_slope=slope, start_offset=offset, floor=floor)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.45])
@@ -63,7 +56,11 @@ def test_weights_that_fulfil_theorem_1(rate):
         np.testing.assert_allclose(found, optimum(ETA, rate), atol=tolerance)
     # The paper's start, a = 1 and b = 0, has log g+/g- = u.
     np.testing.assert_allclose(weight_log_ratio(vnet(1.0, 0.0), s, delta, pairs_with(ETA)), s, atol=1e-6)
-    for weighting in (Unweighted(), DropFlipped()):
+    for floored in (vnet(1.0, 0.0, floor=0.3), SigmoidPrior(floor=0.3)):
+        expected = (0.3 + 0.7 * s.sigmoid()).log() - (0.3 + 0.7 * (-s).sigmoid()).log()
+        found = weight_log_ratio(floored, s, delta, pairs_with(ETA))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    for weighting in (Unweighted(), DropFlipped(), theory.AuditedWeights()):
         assert weight_log_ratio(weighting, s, delta, pairs_with(ETA)).isnan().all()
 
 
@@ -201,7 +198,7 @@ def change(run, **options):
 
 def test_without_noise_there_is_nothing_to_weigh(runs, tmp_path, capsys):
     clean = change(shutil.copytree(runs / "pacmr", tmp_path / "clean"), noise_rate=0.0)
-    ratios, errors = theory_check([str(clean)], output=str(tmp_path / "out"))
+    ratios, errors = theory.theory_check([str(clean)], output=str(tmp_path / "out"))
     assert ratios.empty and errors["ece_eta"][0] == errors["ece_noisy"][0] > 0
     assert "without noise every optimal log-ratio is 0" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "out" / "weight-ratios.png").exists()
@@ -230,4 +227,4 @@ def test_bad_input(runs, tmp_path, capsys):
     assert "were not flipped at one rate (TwoRateNoise {'rates': [0.1, 0.2]})" in stops(rates)
     assert "nowhere/config.yaml does not exist" in stops("nowhere")
     with pytest.raises(UserError, match="which is a file"):
-        theory_check([str(runs / "dpo")], output=str(tmp_path / "rows.jsonl"))
+        theory.theory_check([str(runs / "dpo")], output=str(tmp_path / "rows.jsonl"))
