@@ -21,15 +21,9 @@ from scipy.stats import norm
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.commands.refine import (
-    check_folder,
-    compare_passes,
-    fit,
-    folder_beside,
-    kept_file,
-    train_again,
-)
+from pacmr_lightning.commands import refine
 from pacmr_lightning.datamodules.cleaned import exchanged, plain_row
+from pacmr_lightning.datamodules.columns import text_hash
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.errors import UserError, check_within
 from pacmr_lightning.files import write_frame, write_json, write_json_lines, write_text
@@ -222,11 +216,13 @@ def perp_correct(
     read_summary(run)  # needed by the comparison at the end
     first = find_run(run, "last")
     data = _data(first, clean, rounds)
-    folder = Path(output) if output else folder_beside(run, "corrected")
-    asked = {"run": str(run), "clean": data.clean_meta.name, "beta": beta}
-    asked |= {"checkpoint": kept_file("last", first.checkpoint)}
+    folder = Path(output) if output else refine.folder_beside(run, "corrected")
+    clean_rows = data.clean_meta.load_all()
+    clean_pairs = text_hash(str([*zip(clean_rows["id"][:], clean_rows["texts"][:], strict=True)]))
+    asked = {"run": str(run), "clean": f"{data.clean_meta.name} ({clean_pairs})", "beta": beta}
+    asked |= {"checkpoint": refine.kept_file("last", first.checkpoint)}
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
-    check_folder(folder, asked, RECORD)
+    refine.check_folder(folder, asked, RECORD)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RECORD, asked)
     pairs, table = run_rounds(rounds, first, data, folder / ROUNDS)
@@ -240,8 +236,8 @@ def perp_correct(
             "model.weighting.soft_labels": "true",
             "data.clean_meta": "null",
         }
-        train_again(first, folder, "corrected", beta, use, (RECORD, ROUNDS, PAIRS, TABLE))
-    compare_passes(run, folder)
+        refine.train_again(first, folder, "corrected", beta, use, (RECORD, ROUNDS, PAIRS, TABLE))
+    refine.compare_passes(run, folder)
 
 
 def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:
@@ -282,7 +278,7 @@ def run_rounds(
             write_pairs(data, folder / f"{i}.jsonl", kept, swap)
             config = rounds.config(first, place, folder / f"{i}.jsonl")
             write_text(folder / f"{i}.yaml", yaml.safe_dump(config))
-            fit(place, ["--config", str(folder / f"{i}.yaml")])
+            refine.fit(place, ["--config", str(folder / f"{i}.yaml")])
             score(place, pairs)
         d = pd.read_parquet(place / SCORES)["d"].to_numpy()
         mixture = fit_mixture(d)
