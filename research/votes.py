@@ -29,11 +29,12 @@ from sklearn.model_selection import KFold
 from pacmr_lightning.audit.agreement import Agreement, agreement
 from pacmr_lightning.audit.linear_probe import FOLDS, mirror_signs, probe_log_odds
 from pacmr_lightning.audit.suspected import detection_quality, is_suspected
+from pacmr_lightning.datamodules.columns import text_hash
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
-from pacmr_lightning.files import replacing, write_frame, write_json_lines
+from pacmr_lightning.files import content_digest, replacing, write_frame, write_json_lines
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.numerics import AskedDtype
 
@@ -72,7 +73,10 @@ def votes(
     """
     pairs = pd.read_json(file, lines=True, dtype=False)
     prompts = pd.factorize(pairs["prompt"])[0]
-    states = {Path(model).name: state_differences(model, pairs, folder, dtype) for model in models}
+    names = [Path(model).name for model in models]
+    names = names if len(set(names)) == len(names) else [*models]
+    differences = (state_differences(model, pairs, folder, dtype) for model in models)
+    states = dict(zip(names, differences, strict=True))
     found = dict(baselines(pairs, prompts))
     found |= {f"probe, {name}": probe_log_odds(values, prompts) for name, values in states.items()}
     table = pd.DataFrame([measured(name, u, pairs, prompts) for name, u in found.items()])
@@ -92,8 +96,8 @@ def state_differences(
 
     A response's state does not depend on the other one, so each response is computed once; they are kept.
     """
-    digest = pd.util.hash_pandas_object(pairs[["prompt", *SIDES]], index=False).sum()
-    kept = Path(folder) / f"{Path(model).name}-{dtype}-{digest:x}.npy"
+    rows = text_hash(pairs[["prompt", *SIDES]].to_json(orient="values"))
+    kept = Path(folder) / f"{Path(model).name}-{dtype}-{content_digest(model)[:12]}-{rows}.npy"
     if kept.exists():
         return np.load(kept)
     sides = [pairs[["prompt", side]].set_axis(["prompt", "text"], axis=1) for side in SIDES]
@@ -246,13 +250,9 @@ def diagram(found: dict[str, np.ndarray], pairs: pd.DataFrame, prompts: np.ndarr
         expected = [(1 - p[part]).mean() for part in tenths]
         measured = [others.share(part) for part in tenths]
         axis.plot(expected, measured, marker="o", color=color, label=name)
-    axis.set(
-        xlim=(0, 0.8),
-        ylim=(0, 0.8),
-        aspect="equal",
-        xlabel="expected: another annotator contradicts the label",
-        ylabel="measured: share of the other votes against it",
-    )
+    axis.set(xlim=(0, 0.8), ylim=(0, 0.8), aspect="equal")
+    axis.set_xlabel("expected: another annotator contradicts the label")
+    axis.set_ylabel("measured: share of the other votes against it")
     axis.legend(frameon=False, loc="upper left")
     axis.spines[["top", "right"]].set_visible(False)
     return drawing

@@ -13,6 +13,7 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
 from research.perp_correct import main as perp_correct
+from research.votes import state_differences
 from tests.conftest import fails, short_fit, write_lines
 
 
@@ -56,14 +57,26 @@ def test_perp_correct(tmp_path, tiny_llama, capsys):
     perp_correct([*words, "--rounds.beta", "0.3"])
     assert "dpo-corrected" in capsys.readouterr().out and len(seen) > 2
     assert seen == {path: path.stat().st_mtime_ns for path in folder.rglob("*.ckpt")}
+    write_lines(tmp_path / "clean.jsonl", clean[1:])
     for others, message in (
-        (words, "already holds a second pass with rounds.beta 0.3"),
+        ([*words, "--rounds.beta", "0.3"], "already holds a second pass with clean "),
         (words[:1], "has no clean pairs, which PerpCorrect needs"),
-        ([*words, "--rounds.batch_size", "64"], "the number of clean pairs is 24"),
+        ([*words, "--rounds.batch_size", "64"], "the number of clean pairs is 23"),
     ):
         with pytest.raises(SystemExit):
             perp_correct(others)
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_kept_states_are_of_these_rows_and_this_model(tmp_path, tiny_llama):
+    pairs = pd.DataFrame(rows(3))
+    for seed, name in enumerate("ab"):
+        tiny_llama(tmp_path / name / "model", seed=seed)
+    first, turned, other = (
+        state_differences(str(tmp_path / f"{name}/model"), part, str(tmp_path))
+        for name, part in (("a", pairs), ("a", pairs[::-1]), ("b", pairs))
+    )
+    assert (first == turned[::-1]).all() and (first != other).any()
 
 
 @pytest.mark.parametrize("method", ["aligner", "metapo_style"])
