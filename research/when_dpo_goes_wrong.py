@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import write_frame
-from pacmr_lightning.runs.folder import METRICS
+from pacmr_lightning.runs.folder import METRICS, SUMMARY
 from pacmr_lightning.sweep.figures import COLORS
 
 from . import command, write_png
@@ -88,14 +88,17 @@ PANELS = {
 
 def curves_of(folder: Path) -> pd.DataFrame:
     """Return a row per run of the sweep and logged step, with the tags that are drawn or printed."""
+    ended = sorted(path.parent for path in folder.glob(f"*-seed*/{SUMMARY}"))
+    runs = {path.name.rpartition("-seed")[0].replace("-noise30", ""): path for path in ended}
+    if missing := sorted({*pd.read_csv(NUMBERS)["run"]} - {*runs}):
+        raise UserError(
+            f"{folder} has no runs {', '.join(missing)} that ended; run pacmr sweep, or leave out --folder."
+        )
     found = []
-    for path in sorted(folder.glob(f"*-seed*/{METRICS}")):
-        name = path.parent.name.rpartition("-seed")[0].replace("-noise30", "")
-        frame = pd.read_csv(path).groupby("step", as_index=False).first()
+    for name, path in runs.items():
+        frame = pd.read_csv(path / METRICS).groupby("step", as_index=False).first()
         frame = frame[frame["val/loss"].notna() | frame["val/sequence_kl"].notna()]
         found.append(frame[["step", *KEPT]].round(4).assign(run=name))
-    if not found:
-        raise UserError(f"{folder} has no runs; make them with pacmr sweep, or leave out --folder.")
     return pd.concat(found)[["run", "step", *KEPT]]
 
 

@@ -62,14 +62,19 @@ def test_numbers_in_the_text(run, tag, update, printed):
 
 def test_curves_of_a_sweep(tmp_path, monkeypatch):
     """Each run's validations, under its name, become the kept curves; the figure is drawn from them."""
-    for run in set(CURVES["run"]):
+    monkeypatch.setattr(page, "NUMBERS", tmp_path / "kept.csv")
+    CURVES.to_csv(page.NUMBERS)
+    for run in ROWS.values():
+        with pytest.raises(SystemExit):
+            page.main(["--folder", str(tmp_path / "sweep"), "--figure", str(tmp_path / "x.png")])
+        assert "Unnamed: 0" in pd.read_csv(page.NUMBERS), "an unfinished sweep leaves the kept file as it was"
         method, _, varied = run.partition("-")
         folder = tmp_path / f"sweep/{method}-noise30-{varied}-seed0"
         folder.mkdir(parents=True)
         rows = CURVES[CURVES["run"].eq(run)].drop(columns="run")
         training = pd.DataFrame({"step": [9], "train/loss": [0.7]})
         pd.concat([training, rows]).to_csv(folder / "metrics.csv", index=False)
-    monkeypatch.setattr(page, "NUMBERS", tmp_path / "kept.csv")
+        (folder / "summary.json").touch()
     page.main(["--folder", str(tmp_path / "sweep"), "--figure", str(tmp_path / "x.png")])
     kept = pd.read_csv(tmp_path / "kept.csv").set_index(["run", "step"]).sort_index()
     pd.testing.assert_frame_equal(kept, CURVES.set_index(["run", "step"]).sort_index())
