@@ -81,11 +81,7 @@ def make_trl(
         train_dataset=datasets.Dataset.from_list([{name: row[name] for name in columns} for row in rows]),
         processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=LoraConfig(
-            r=shape.rank,
-            lora_alpha=32,
-            target_modules="all-linear",
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
+            r=shape.rank, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
         ),
     )
     # The reference's log-probabilities, already computed, do not depend on it.

@@ -26,7 +26,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import save_figure
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.figures import COLORS, MARKERS
-from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
+from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label, varied_columns
 from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state_of
 from pacmr_lightning.sweep.tables import Entry, Table, Value, write
@@ -80,13 +80,8 @@ def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
     section = found.pop("frontier", None)
     if not isinstance(section, dict):
         raise UserError(f"{path} has no section frontier; run it with pacmr sweep.")
-    methods = found.get("methods")
-    settings = methods.items() if isinstance(methods, dict) else ()
-    given = {
-        name: method.pop("given")
-        for name, method in settings
-        if isinstance(method, dict) and "given" in method
-    }
+    methods = found["methods"] if isinstance(found.get("methods"), dict) else {}
+    given = {name: method.pop("given") for name, method in methods.items() if "given" in method}
     frontier = parsed(Frontier, section | {"given": given}, f"{path}, frontier")
     sweep = sweep_of(found, path, jobs)
     if frontier.subject not in sweep.methods:
@@ -154,10 +149,10 @@ def run_frontier(
 
 
 def draw_kept(sweep: Sweep, frontier: Frontier, numbers: str | None, figure: str | None) -> None:
-    """Draw kept runs, without the ceiling, whose reference models they lack.
+    """Draw the sweep's kept runs, without the ceiling, whose reference models they lack.
 
     Raises:
-        UserError: one of ``numbers`` and ``figure`` is missing, or the file cannot be read.
+        UserError: one of ``numbers`` and ``figure`` is missing, or the file is no table of the sweep's runs.
     """
     if not numbers or not figure:
         raise UserError("--numbers and --figure go together; give both.")
@@ -165,8 +160,17 @@ def draw_kept(sweep: Sweep, frontier: Frontier, numbers: str | None, figure: str
         frame = pd.read_csv(numbers)
     except (OSError, ValueError) as error:
         raise UserError(f"--numbers {numbers} cannot be read: {error}") from error
-    frame = frame.assign(row=frame["method"] + frame["beta"].map(" {:g}".format))
-    frame = frame[frame["noise"].isin(sweep.noise_rates)]
+    known = {*frame.get("method", ())} & {name for name, method in sweep.methods.items() if method.vary}
+    options = {column for name in known for column in varied_columns(sweep, name).values()}
+    keys, measured = [*sorted(options), "method", "noise", "seed"], ["gold_reward", "sequence_kl"]
+    if lacking := [name for name in keys + measured if name not in frame]:
+        raise UserError(f"--numbers {numbers} lacks the columns {', '.join(lacking)}; name another file.")
+    wanted = {"method": known, "noise": sweep.noise_rates, "seed": sweep.seeds}
+    frame = frame[frame[[*wanted]].isin(wanted).all(axis=1)].dropna(subset=measured)
+    if frame.empty or frame.duplicated(keys).any():
+        why = "no run of this sweep" if frame.empty else "several rows of one run"
+        raise UserError(f"--numbers {numbers} has {why}; name another file.")
+    frame = frame.assign(row=frame[keys[:-2]].astype(str).agg(" ".join, axis=1))
     drawn = draw_frontier(sweep, replace(frontier, ceiling=None), frame, "gold_reward")
     write_png(drawn, figure, 200)
 
@@ -444,11 +448,15 @@ def _values(
     measure: str,
 ) -> Table:
     """Return methods in blocks of the knowledge that they are given; the best of each block is bold."""
-    best = numbers.groupby(["given", "noise", *keys])[measure].transform("max")
-    digits = NUMBERS[measure].digits
+    digits, seeds = NUMBERS[measure].digits, numbers["seeds"]
+    # Seeds differ by more than methods do, so the best is one of those with all seeds.
+    whole = seeds.eq(seeds.groupby(numbers["noise"]).transform("max"))
+    by = [numbers[key] for key in ("given", "noise", *keys)]
+    best = numbers[measure].where(whole).groupby(by).transform("max")
 
     def entry(row: pd.Series) -> Entry:
-        return Value(row[measure], row[f"{measure}_stderr"], digits, bool(row[measure] == best[row.name]))
+        value = Value(row[measure], row[f"{measure}_stderr"], digits, bool(row[measure] == best[row.name]))
+        return value if whole[row.name] else f"{value.text('{}', ' ± ')} (seeds: {row['seeds']})"
 
     columns, rows = _cells(sweep, frontier, numbers, keys, entry)
     caption = f"{NUMBERS[measure].heading} of each method {words}; mean ± standard error over seeds"
@@ -507,9 +515,8 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
     figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False, layout="constrained")
     known = [name for name in sweep.methods if frame["method"].eq(name).any() and sweep.methods[name].vary]
     coloured = [name for name in frontier.coloured or known if name in known][: len(COLORS) - 1]
-    colors = dict(zip(coloured, COLORS, strict=False)) | {
-        n: "black" for n in coloured if sweep.methods[n].bound
-    }
+    pairs = zip(coloured, COLORS, strict=False)
+    colors = {name: "black" if sweep.methods[name].bound else color for name, color in pairs}
     ceilings = _ceilings(frontier.ceiling, frame["seed"].unique().tolist()) if frontier.ceiling else []
     lines = []
     for axis, rate in zip(axes[0], rates, strict=True):
@@ -524,19 +531,11 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
             if name not in colors:
                 axis.plot(line["sequence_kl"], line[measure], color="0.8", lw=0.8, zorder=1)
                 continue
-            marker = MARKERS[coloured.index(name) % len(MARKERS)]
+            style = {"marker": MARKERS[coloured.index(name) % len(MARKERS)], "ms": 4, "color": colors[name]}
+            style |= {"lw": 2 if name == frontier.subject else 1.3, "elinewidth": 0.8, "zorder": 3}
+            style |= {"ls": "--" if sweep.methods[name].bound else "-", "yerr": line[f"{measure}_stderr"]}
             axis.errorbar(
-                line["sequence_kl"],
-                line[measure],
-                yerr=line[f"{measure}_stderr"],
-                color=colors[name],
-                marker=marker,
-                ms=4,
-                lw=2 if name == frontier.subject else 1.3,
-                ls="--" if sweep.methods[name].bound else "-",
-                elinewidth=0.8,
-                zorder=3,
-                label=sweep.methods[name].label or name,
+                line["sequence_kl"], line[measure], label=sweep.methods[name].label or name, **style
             )
         axis.set(title=f"{rate:.0%} label noise", xscale="log", xlabel="KL to the reference (nats)")
         axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -38,14 +38,9 @@ def probe_sizes(*, figure: str) -> None:
             sizes = means.index * 1.03 ** (i - 1)  # side by side
             axis.errorbar(sizes, means["mean"], means["std"], color=COLORS[share], marker="o", capsize=3)
             if axis is axes[0, -1]:
-                axis.annotate(
-                    f"{share:.0%} noise",
-                    (sizes[-1], means["mean"].iloc[-1]),
-                    xytext=(8, 0),
-                    textcoords="offset points",
-                    color=COLORS[share],
-                    va="center",
-                )
+                place = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+                end = sizes[-1], means["mean"].iloc[-1]
+                axis.annotate(f"{share:.0%} noise", end, color=COLORS[share], **place)
         axis.axhline(0.5, color="0.6", linewidth=1, linestyle=":")
         present = sorted(most["model"].map(MILLIONS).unique())
         axis.set(title=f"{data}, {most['pairs'].iloc[0]} pairs", xlabel="parameters (millions)", xscale="log")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1]
+FRONTIER = ["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--figure", "x.png", "--numbers"]
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nmain = " in path.read_text())
 
 
@@ -26,7 +27,10 @@ def test_help_and_index(name, capsys):
     ("words", "message"),
     [
         (["frontier", "nowhere.yaml"], "The sweep file nowhere.yaml cannot be read"),
-        (["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--numbers", "x.csv"], "give both"),
+        (FRONTIER[:-1], "give both"),
+        ([*FRONTIER, f"{FOLDER}/numbers/meta-pairs.csv"], "lacks the columns beta; name another file"),
+        ([*FRONTIER, f"{FOLDER}/numbers/told-nothing-report.csv"], "has no run of this sweep"),
+        ([*FRONTIER, f"{FOLDER}/numbers/checkpoints.csv"], "has several rows of one run"),
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
         (["perp_correct", "nowhere"], "nowhere/summary.json does not exist"),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),

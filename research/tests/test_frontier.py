@@ -164,6 +164,10 @@ def test_a_report(sweep, frontier, tmp_path):
     assert "| noise rate | Better |" in page and "Better minus" in page
     line = next(line for line in page.splitlines() if line.startswith("| noise rate | Better |"))
     assert line.count("**") == 8  # the best of its block at both KLs and rates
+    lacks = cells().query("method != 'better' or seed != 101 or noise != 0.2")
+    page = frontier_report(sweep, frontier, lacks, tmp_path / "report").read_text()
+    line = next(line for line in page.splitlines() if line.startswith("| noise rate | Better |"))
+    assert line.count("**") == 4 and line.count(" (seeds: 1) |") == 2
     # 0.04 of accuracy, which hardly differs from seed to seed, is beyond doubt.
     assert re.search(r"\*\*\+0\.040 \[\+0\.039, \+0\.04\d\]\*\*", page) or "**+0.040 [+0.040" in page
     for name in ("matched.csv", "best-gold_reward-differences.csv", "figures/frontier.png", "frontier.csv"):
