@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
@@ -23,10 +24,8 @@ from ..policy.merged_adapters import KEPT, merge_rounded
 from ..policy.numerics import not_finite
 from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY, read_summary
-from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..runs.model_card import model_card, on_hub
 from ..waiting import waiting
-from ..weighting import VNet
-from ..weighting.exported_vnet import save_vnet
 
 READ, MEASURED = 128, 8
 """Validation pairs that are read, and the number of the shortest on which a merge is measured."""
@@ -44,7 +43,7 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card to a new folder.
 
-    A VNet is written too (``weighting.exported_vnet.load_vnet`` reads it). "hf upload OWNER/NAME OUT", a
+    VNet is written too, as ``vnet.safetensors``; the card shows how to load it. "hf upload OWNER/NAME OUT", a
     command of huggingface_hub, puts the folder on the Hub.
 
     Args:
@@ -94,12 +93,10 @@ def export(
         loaded = None if merged else base or bottom
         card = model_card(finished, module, step, summary, name=out, hub_base=hub_base, loaded=loaded)
         data.tokenizer.save_pretrained(folder)
-        if isinstance(module.vnet, VNet):
-            settings = {"beta": module.objective.beta, "step": step, "method": module.method}
-            settings["weighting"] = weighting_settings(finished, module)
-            save_vnet(folder, module.vnet, settings)
-        elif module.vnet is not None:
-            print(f"The network of {type(module.weighting).__name__} is no VNet and stays in the checkpoint.")
+        if module.vnet is not None:
+            save_file(
+                {key: w.cpu() for key, w in module.vnet.state_dict().items()}, folder / "vnet.safetensors"
+            )
         if merged:
             kind = getattr(torch, dtype) if dtype else module.policy.dtype
             merge(module.policy, bottom, kind, finished, data).save_pretrained(folder)
