@@ -39,6 +39,9 @@ class RunCheckpoint(ModelCheckpoint):
     optimizers and callbacks, without the base model. Cost: the time and disk space of the checkpoints.
     """
 
+    _default: Any = None
+    """The last run's ``dirpath`` if none was given."""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Default to the run's folder, with ``last.ckpt``; refuse options after which no run can resume."""
         for option, value, why in (
@@ -51,11 +54,14 @@ class RunCheckpoint(ModelCheckpoint):
         if self.save_last is False and self.save_top_k == 0:
             raise UserError("checkpoint.save_last is false and save_top_k 0, so nothing is saved; set one.")
         self._validated, self._of_validation = -1, False
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
+        given = None if self.dirpath == self._default else self.dirpath
+        if stage == "fit" and not trainer.global_step:  # forgets an earlier run, whose files are not its own
+            vars(self).update(ModelCheckpoint(monitor=self.monitor, mode=self.mode).state_dict())
+        self.dirpath = given or str(Path(trainer.default_root_dir) / CHECKPOINTS)
         self.save_last = True if self.save_last is None else self.save_last
         self._check_name()
         super().setup(trainer, pl_module, stage)
+        self._default = None if given else self.dirpath
         self._last = str(Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")
 
     def _check_name(self) -> None:

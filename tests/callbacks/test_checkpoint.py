@@ -53,6 +53,13 @@ def test_last_is_the_end_of_a_run_that_was_stopped(tmp_path):
     assert [path.name for path in last.parent.glob("last*")] == ["last.ckpt"] and step_of(last) == 12
 
 
+def test_two_runs_with_one_callback(tmp_path):
+    folders, checkpoint = [tmp_path / "first", tmp_path / "second"], RunCheckpoint(monitor="val/loss")
+    for folder in folders:
+        fit(folder, [checkpoint])
+    assert [len(list(folder.glob("checkpoints/*.ckpt"))) for folder in folders] == [2, 2]
+
+
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_end"])
 def test_a_failure_at_the_end_costs_one_update(tmp_path, limit, hook):
