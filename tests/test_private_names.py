@@ -41,6 +41,7 @@ TABLE = {
         "_batches_that_stepped batch_progress val_loop"
     ),
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
+    "lightning.pytorch.trainer.connectors.callback_connector:_CallbackConnector": "_default_root_dir",
     "peft:LoraConfig": "_register_custom_module",
     "peft.tuners.lora:LoraLayer": "_active_adapter lora_A lora_B lora_variant merged_adapters",
     "torch": "_foreach_add_ _foreach_copy_ _foreach_mul_",

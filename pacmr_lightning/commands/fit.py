@@ -8,7 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -113,7 +112,7 @@ class PacmrCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's folder."""
-        if not self.trainer.is_global_zero or self._trial:
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
             return
         root = self.config.fit.trainer.default_root_dir
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
@@ -172,7 +171,6 @@ class PacmrCLI(LightningCLI):
                 f"checkpoint.dirpath is {given}, but audit, refine and export read the run's own folder; "
                 "leave it out, and name that folder with --output."
             )
-        config.checkpoint.dirpath = str(root / CHECKPOINTS)
         trial = self.subcommand == "fit" and bool(config.trainer.fast_dev_run)
         if self.subcommand == "fit" and self._had_config and config.ckpt_path is None and not trial:
             raise UserError(
@@ -180,13 +178,10 @@ class PacmrCLI(LightningCLI):
                 "folder with --output."
             )
         config.ckpt_path, self._first_step = to_resume_from(
-            config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
+            config.ckpt_path, root / CHECKPOINTS, training=self.subcommand == "fit"
         )
-        self._trial = TemporaryDirectory(prefix="pacmr-") if trial else None
-        if self._trial:  # of which nothing stays, as in Lightning
-            config.trainer.default_root_dir = self._trial.name
-            config.checkpoint.dirpath = str(Path(self._trial.name) / CHECKPOINTS)
-        elif self.subcommand == "fit":
+        config.checkpoint.dirpath = None if trial else str(root / CHECKPOINTS)
+        if self.subcommand == "fit" and not trial:
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -210,9 +205,6 @@ class PacmrCLI(LightningCLI):
             elif subcommand == "fit" and not (self._had_config or any((root / CHECKPOINTS).glob("*.ckpt"))):
                 (root / CONFIG).unlink(missing_ok=True)
             raise
-        finally:
-            if self._trial:
-                self._trial.cleanup()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add loggers, progress bar and checkpoint files, and check the number of processes."""

@@ -1,7 +1,10 @@
 """Base of both modules: AdamW, checkpoints without the frozen base, and the end of a run that diverges."""
 
 from collections.abc import Sequence
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import UserError, check_within
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
+from .resumed_options import is_fitting
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
 
@@ -51,8 +55,14 @@ class TrainedOnly(LightningModule):
         self.min_lr_ratio = min_lr_ratio
 
     def configure_callbacks(self) -> list[Any]:
-        """Refuse, before anything runs, flags and callbacks that would do nothing or fail; add none."""
+        """Refuse, before anything runs, flags and callbacks that would do nothing or fail; add none.
+
+        A trial gets a temporary folder, since it writes nothing that stays, as in Lightning.
+        """
         check_trainer(self.trainer, self.automatic_optimization, self.strict_loading)
+        if is_fitting(self) and self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder = vars(self.trainer)["_default_root_dir"] = mkdtemp(prefix="pacmr-")
+            finalize(self.trainer, rmtree, folder, ignore_errors=True)
         return []
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

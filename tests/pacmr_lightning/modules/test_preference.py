@@ -125,6 +125,13 @@ def test_curves_show_only_what_was_measured(make_run, tmp_path):
     assert [event.step for event in events.Scalars("train/meta/d_norm")] == [1, 5]
 
 
+def test_a_trial_leaves_an_earlier_run_as_it_is(make_run, tmp_path):
+    make_run("pacmr")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("run/**/*.*")}
+    make_run("pacmr", fast_dev_run=True)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("run/**/*.*")}
+
+
 def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
     """Its parameters are no submodule's, so the line counts what the table lacks; and nothing is logged."""
     options = {"summary": True, "more": [ModelSummary()], "log_every_n_steps": 0}
