@@ -77,8 +77,13 @@ class RunningMeans(nn.Module):
                 value = metric.compute()
             if torch.isfinite(value):
                 means[name] = value
-            metric.reset()
+        self.reset()
         return means
+
+    def reset(self) -> None:
+        """Forget all values."""
+        for metric in self._metrics.values():
+            metric.reset()
 
 
 def last_update(trainer: Trainer) -> int:

@@ -150,13 +150,15 @@ class PreferenceModule(TrainedOnly):
         self.policy.build()
 
     def setup(self, stage: str) -> None:
-        """Move metrics and the weighting to the device, before a restore; set the noise rate."""
+        """Move new metrics and the weighting to the device, before a restore; set the noise rate."""
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
         # DeepSpeed does not move the metrics of modules whose parameters it shards.
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
+            if stage == "fit" or metrics is self.held_out_means:  # an evaluation left inference tensors
+                metrics.reset()
         data = datamodule(self.trainer)
         if stage != "fit":
             return

@@ -130,6 +130,7 @@ class SFTModule(TrainedOnly):
 
     def setup(self, stage: str) -> None:
         """Check what would otherwise fail after the training."""
+        self.val_loss.reset()  # an evaluation left inference tensors
         if datamodule(self.trainer) is None:
             raise UserError(
                 "SFTModule needs a datamodule, whose tokenizer it uses; give fit an SFTDataModule."
@@ -177,9 +178,8 @@ class SFTModule(TrainedOnly):
         if self.hparams["gradient_checkpointing"]:
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
-            if is_fitting(self):
-                with waiting("Hashing the base model's weights"):
-                    self._base_digest = weights_digest(network)
+            with waiting("Hashing the base model's weights"):  # a fit may come after an evaluation
+                self._base_digest = weights_digest(network)
             network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
         elif others := other_parts(network):
             for name in others:
