@@ -39,8 +39,7 @@ class RunCheckpoint(ModelCheckpoint):
     optimizers and callbacks, without the base model. Cost: the time and disk space of the checkpoints.
     """
 
-    _default: Any = None
-    """The last run's ``dirpath`` if none was given."""
+    _default: Any = None  # the last run's dirpath, if none was given
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Default to the run's folder, with ``last.ckpt``; refuse options after which no run can resume."""

@@ -55,10 +55,7 @@ class TrainedOnly(LightningModule):
         self.min_lr_ratio = min_lr_ratio
 
     def configure_callbacks(self) -> list[Any]:
-        """Refuse, before anything runs, flags and callbacks that would do nothing or fail; add none.
-
-        A trial gets a temporary folder, since it writes nothing that stays, as in Lightning.
-        """
+        """Refuse flags and callbacks that would do nothing or fail; give a trial a folder that vanishes."""
         check_trainer(self.trainer, self.automatic_optimization, self.strict_loading)
         if is_fitting(self) and self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = vars(self.trainer)["_default_root_dir"] = mkdtemp(prefix="pacmr-")
@@ -86,6 +83,7 @@ class TrainedOnly(LightningModule):
             return
         rate = self.learning_rate
         assert rate is not None  # since ``setup``
+        schedule.last_epoch = max(schedule.last_epoch, self.trainer.global_step)  # behind in a second fit
         schedule.base_lrs = [rate] * len(schedule.base_lrs)
         groups = self.trainer.optimizers[0].param_groups
         for group, shape in zip(groups, schedule.lr_lambdas, strict=True):

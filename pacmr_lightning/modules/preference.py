@@ -173,7 +173,7 @@ class PreferenceModule(TrainedOnly):
         self.weighting.check_plan(updates, len(data.train_dataloader()))
         for sentence in unused_columns(self.weighting, data.train_pairs):
             rank_zero_info(sentence)
-        if self.objective.label_noise == "auto":
+        if "auto" in (self.objective.label_noise, self.objective.asked_label_noise):
             self.objective.resolve_label_noise(data.noise_rate)
             if not data.noise_rate:
                 rank_zero_info(

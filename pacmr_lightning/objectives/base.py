@@ -35,6 +35,8 @@ class Objective(Stateful, ABC):
     """True if the loss models label noise itself, so that soft labels would correct twice."""
     label_noise: float | Literal["auto"] | None = None
     """Assumed noise rate; "auto" until ``resolve_label_noise``, None if the loss has none."""
+    asked_label_noise: float | Literal["auto"] | None = None
+    """``label_noise`` as given; "auto" is resolved anew in each fit."""
 
     def __init__(self, beta: float = 0.1):
         check_within("(0, 1e30]", " (usual: 0.1)", beta=beta)

@@ -35,7 +35,7 @@ class LabelNoiseObjective(Objective):
         super().__init__(beta)
         if label_noise != "auto":
             self._check_label_noise(label_noise)
-        self.label_noise = label_noise
+        self.label_noise = self.asked_label_noise = label_noise
 
     def _check_label_noise(self, rate: float) -> None:
         if not 0 <= rate < 0.5:
@@ -60,8 +60,8 @@ class LabelNoiseObjective(Objective):
         return self.label_noise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the saved rate if it is "auto" here."""
-        if self.label_noise == "auto":
+        """Take the saved rate if "auto" was given here."""
+        if self.asked_label_noise == "auto":
             super().load_state_dict(state)
 
 

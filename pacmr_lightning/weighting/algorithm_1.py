@@ -190,7 +190,7 @@ class VNetWeighting(Weighting):
             start = 0.0 if start_offset == "auto" else start_offset
             self.vnet = VNet(hidden, start_slope, start, floor, max_slope)
         self.start_slope = start_slope
-        self.start_offset = start_offset
+        self.start_offset = self._asked = start_offset
         self.floor = floor
         self.max_slope = max_slope
         self.check_every = None if isinstance(self.estimator, GhostDotProduct) else check_every
@@ -244,8 +244,8 @@ class VNetWeighting(Weighting):
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Set the start offset if it is "auto"."""
-        if self.start_offset == "auto":
+        """Set the start offset if "auto" was given and VNet has not learned yet."""
+        if self._asked == "auto" and not self.updates:
             self.start_offset = auto_offset(rate)
             self.vnet.start(self.start_slope, self.start_offset)
 

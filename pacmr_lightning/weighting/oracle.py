@@ -33,13 +33,13 @@ class OracleWeights(Weighting):
     kept = ("label_noise",)
 
     def __init__(self, label_noise: float | Literal["auto"] = "auto"):
-        self.label_noise = label_noise
+        self.label_noise = self._asked = label_noise
         if label_noise != "auto":
             check_within(RATES, label_noise=label_noise)
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Set the rate if it is "auto"."""
-        if self.label_noise == "auto":
+        """Set the rate if "auto" was given."""
+        if self._asked == "auto":
             if not uniform:
                 raise UserError(
                     "OracleWeights needs one noise rate for all pairs, but the noise has several; use "

@@ -33,11 +33,11 @@ class SigmoidPrior(Weighting):
         check_within("[0, 1)", floor=floor)
         self.floor = floor
         self.slope = slope
-        self.offset = offset
+        self.offset = self._asked = offset
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Set the offset if it is "auto"."""
-        if self.offset == "auto":
+        """Set the offset if "auto" was given."""
+        if self._asked == "auto":
             self.offset = auto_offset(rate)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:

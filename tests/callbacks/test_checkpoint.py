@@ -54,10 +54,10 @@ def test_last_is_the_end_of_a_run_that_was_stopped(tmp_path):
 
 
 def test_two_runs_with_one_callback(tmp_path):
-    folders, checkpoint = [tmp_path / "first", tmp_path / "second"], RunCheckpoint(monitor="val/loss")
-    for folder in folders:
-        fit(folder, [checkpoint])
-    assert [len(list(folder.glob("checkpoints/*.ckpt"))) for folder in folders] == [2, 2]
+    checkpoint = RunCheckpoint(monitor="val/loss")
+    for run in "ab":
+        fit(tmp_path / run, [checkpoint])
+    assert len(list(tmp_path.glob("[ab]/checkpoints/*.ckpt"))) == 4
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11, "max_epochs": -1}])

@@ -98,7 +98,7 @@ def checkpoint(tmp_path):
 
 @pytest.mark.parametrize("method", ["dpo", "fixed", "pacmr"])
 def test_curves(method, make_run, tmp_path):
-    trainer, _ = make_run(method)
+    trainer, module = make_run(method)
     assert trainer.global_step == 6
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     tags = set(events.Tags()["scalars"])
@@ -115,6 +115,9 @@ def test_curves(method, make_run, tmp_path):
     else:
         assert not any("VNet" in tag for tag in tags)
     assert read_weights(tmp_path / "run")["a"].isna().all() == (method == "dpo")
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, trainer.datamodule)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3)  # the end of all updates
 
 
 def test_curves_show_only_what_was_measured(make_run, tmp_path):
@@ -123,12 +126,8 @@ def test_curves_show_only_what_was_measured(make_run, tmp_path):
     make_run("pacmr", module={"weighting": weighting}, meta_every=4)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/meta/d_norm")] == [1, 5]
-
-
-def test_a_trial_leaves_an_earlier_run_as_it_is(make_run, tmp_path):
-    make_run("pacmr")
     before = {path: path.read_bytes() for path in tmp_path.rglob("run/**/*.*")}
-    make_run("pacmr", fast_dev_run=True)
+    make_run("pacmr", fast_dev_run=True)  # a trial leaves the run's files alone
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("run/**/*.*")}
 
 
@@ -149,7 +148,9 @@ def test_the_margin_starts_at_zero(make_run):
     assert metrics["val/rewards/margins"] == 0 and metrics["val/kl"] == 0
     assert metrics["val/rewards/accuracies"] == 0.5
     assert metrics["val/loss"] == pytest.approx(0.693147, abs=1e-6)
-    quiet_trainer(None, max_steps=1).fit(module, trainer.datamodule)
+    for _ in range(2):
+        quiet_trainer(None, max_steps=1).fit(module, trainer.datamodule)
+    assert module.train_means.means["loss"].weight == 8  # of one fit's window
 
 
 def _without_timing(run: Path):
@@ -315,7 +316,7 @@ def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, che
     assert module.objective.label_noise == 0.3
     assert torch.load(checkpoint(), weights_only=True)["objective"] == {"label_noise": 0.3}
     assert module.weighting.offset == pytest.approx(0.847298, abs=1e-6)
-    make_run("dpo", "clean", module={"objective": RDPO(1.0)}, data={"noise_rate": 0.0})
+    make_run("dpo", "clean", module={"objective": parts["objective"]}, data={"noise_rate": 0.0})
     assert "label_noise auto is 0, as no noise is injected, and RDPO is then plain DPO" in caplog.text
 
 

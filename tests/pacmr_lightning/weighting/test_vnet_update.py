@@ -182,17 +182,18 @@ def test_starts(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_rng_state", lambda *_: pytest.fail("a GPU was asked"))
     before = torch.get_rng_state()
-    weighting = VNetWeighting(start_slope=0.5, start_offset="auto")
+    weighting, prior = VNetWeighting(start_slope=0.5, start_offset="auto"), SigmoidPrior(offset="auto")
     assert torch.equal(torch.get_rng_state(), before)
-    weighting.set_label_noise(0.3)
+    for rate in (0.2, 0.3):  # of two fits
+        weighting.set_label_noise(rate)
+        prior.set_label_noise(rate)
     zero = LogProbs(torch.zeros(2), torch.zeros(2))
     rewards = Rewards(LogProbs(torch.tensor([2.0, -1.0]), torch.tensor([2.0, -3.0])), zero, 1.0)
     found = weighting.weights(rewards, None)
     assert torch.equal(found.a, torch.full((2,), 0.5)) and not found.g.requires_grad
     torch.testing.assert_close(found.b, torch.full((2,), 0.847298))
     torch.testing.assert_close(found.g, torch.sigmoid(torch.tensor([0.847298, 1.847298])))
-    prior = SigmoidPrior(offset="auto")
-    prior.set_label_noise(0.3)
+    assert prior.offset == pytest.approx(0.847298, abs=1e-6)
     other = SigmoidPrior(offset="auto")
     other.load_state_dict(prior.state_dict())
     assert other.offset == prior.offset
