@@ -36,7 +36,7 @@ TABLE = {
     "lightning.pytorch.loggers:CSVLogger": "_experiment",
     "lightning.pytorch.loggers:TensorBoardLogger": "_experiment",
     "lightning.pytorch.loggers.csv_logs:ExperimentWriter": "_check_log_dir_exists _record_new_keys",
-    "lightning.pytorch.loops:_FitLoop": "_should_accumulate epoch_loop epoch_progress",
+    "lightning.pytorch.loops:_FitLoop": "epoch_loop epoch_progress",
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": (
         "_batches_that_stepped batch_progress val_loop"
     ),

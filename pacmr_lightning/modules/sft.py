@@ -220,8 +220,6 @@ class SFTModule(TrainedOnly):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the update's loss; stop all ranks if it or the gradient is not finite."""
-        if self.trainer.fit_loop._should_accumulate():
-            return  # DeepSpeed calls this for every batch
         assert self._update_loss is not None
         sums = partial(self.log, prog_bar=True, on_step=True, on_epoch=False, sync_dist=True, reduce_fx="sum")
         sums("train/loss", self._update_loss)

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from ..errors import UserError
 
@@ -53,6 +54,11 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
     for name, why in {} if automatic else FLAGS.items():
         if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
+    if (batches := trainer.accumulate_grad_batches) > 1 and isinstance(trainer.strategy, DeepSpeedStrategy):
+        raise UserError(
+            f"trainer.accumulate_grad_batches is {batches}, but DeepSpeed loses an epoch's last batches if "
+            "they are fewer; set it to 1 with a larger data.batch_size, or trainer.strategy to ddp."
+        )
     refused = CALLBACKS if automatic else CALLBACKS | MANUAL_CALLBACKS
     for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
         refusal = next((why for kind, why in refused.items() if isinstance(callback, kind)), None)

@@ -338,6 +338,10 @@ def test_runs_that_are_refused(base, tmp_path):
         with pytest.raises(UserError, match=r"BatchSizeFinder would change|overfit_batches is 1"):
             fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, **options)
     assert not (tmp_path / "run/model").exists()
+    module, sharded = SFTModule(from_scratch=SHAPE), {"strategy": "deepspeed_stage_2"}
+    module.trainer = quiet_trainer(tmp_path, accumulate_grad_batches=2, **sharded)
+    with pytest.raises(UserError, match=r"is 2, but DeepSpeed .* 1 with a larger data\.batch_size"):
+        module.configure_callbacks()
 
 
 @pytest.mark.parametrize(
