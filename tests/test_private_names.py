@@ -40,6 +40,7 @@ TABLE = {
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": (
         "_batches_that_stepped batch_progress val_loop"
     ),
+    "lightning.pytorch.strategies.launchers": "_MultiProcessingLauncher",
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
     "lightning.pytorch.trainer.connectors.callback_connector:_CallbackConnector": "_default_root_dir",
     "peft:LoraConfig": "_register_custom_module",

@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 
 from ..errors import UserError
 
@@ -58,6 +60,12 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
         raise UserError(
             f"trainer.accumulate_grad_batches is {batches}, but DeepSpeed loses an epoch's last batches if "
             "they are fewer; set it to 1 with a larger data.batch_size, or trainer.strategy to ddp."
+        )
+    forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+    if forks and not automatic and trainer.state.fn == TrainerFn.FITTING:  # SFT saves its model in one of them
+        raise UserError(
+            "trainer.strategy forks or spawns processes, with which the trained policy would be lost; give "
+            'devices=1 in a notebook, or strategy="ddp" in a script.'
         )
     refused = CALLBACKS if automatic else CALLBACKS | MANUAL_CALLBACKS
     for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type

@@ -47,7 +47,7 @@ def check_flags(config: Namespace) -> None:
             raise UserError(f"trainer.{name} is {str(value).lower()}, but {why}; leave it out.")
     name, kind, options = _strategy(config)
     sharded = (strategies.FSDPStrategy, strategies.ModelParallelStrategy)
-    if issubclass(kind, sharded) or options.get("start_method") == "spawn":
+    if issubclass(kind, sharded) or options.get("start_method", "popen") != "popen":
         raise UserError(
             f"trainer.strategy is {name}, under which pacmr fit does not train; use auto, ddp, or "
             "configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."

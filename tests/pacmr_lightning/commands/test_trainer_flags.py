@@ -181,3 +181,5 @@ def test_from_python(tmp_path):
         quiet_trainer(tmp_path, accumulate_grad_batches=2).fit(module, data)
     with pytest.raises(UserError, match="LearningRateFinder"):
         Tuner(quiet_trainer(tmp_path)).lr_find(module, datamodule=data)
+    with pytest.raises(Exception, match=r'UserError: .* lost; give devices=1 .* strategy="ddp" in a script'):
+        quiet_trainer(tmp_path, strategy="ddp_fork").fit(module, data)
