@@ -299,8 +299,9 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
         make_run("pacmr-central", module={"objective": RPOEM(1.0)})
     with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
         make_run("pacmr", meta_every=None)
-    with pytest.raises(UserError, match=r"precision is bf16-mixed, .* leave it at 32-true"):
-        make_run("pacmr", precision="bf16-mixed")
+    for precision in ("bf16-mixed", "64-true"):
+        with pytest.raises(UserError, match=rf"precision is {precision}, .* leave it at 32-true"):
+            make_run("pacmr", precision=precision)
     with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
         quiet_trainer(None).fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
     with pytest.raises(UserError, match=r"^BatchSizeFinder would .*model.micro_batch_size auto tries"):
