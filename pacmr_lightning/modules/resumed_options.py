@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..files import content_digest, local_path
-from .schedule import planned_updates
+from .schedule import epoch_batches, planned_updates
 
 OPTIMIZER = ("learning_rate", "betas", "weight_decay", "warmup_ratio", "min_lr_ratio")
 """Options of both modules that a resumed fit may change."""
@@ -35,8 +35,9 @@ def is_fitting(module: LightningModule) -> bool:
 
 
 def trainer_options(module: LightningModule) -> dict[str, Any]:
-    """Return the planned updates, precision and seed."""
+    """Return the planned updates, batches of an epoch, precision and seed."""
     return {
+        "batches of an epoch": epoch_batches(module.trainer),
         "planned updates": planned_updates(module.trainer),
         "trainer.precision": module.trainer.precision,
         "seed": int(seed) if (seed := os.environ.get("PL_GLOBAL_SEED")) else None,

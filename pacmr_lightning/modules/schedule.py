@@ -74,6 +74,12 @@ def warmup_cosine(
     return {"scheduler": schedule, "interval": "step", "name": "lr"}
 
 
+def epoch_batches(trainer: Trainer) -> int:
+    """Return the batches of an epoch, up to ``limit_train_batches``: a count, or if a float, a share."""
+    batches, limit = len(datamodule(trainer).train_dataloader()), trainer.limit_train_batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
 def planned_updates(trainer: Trainer) -> int:
     """Return the optimizer steps of a whole fit; raises UserError if it has none, or no end.
 
@@ -82,10 +88,7 @@ def planned_updates(trainer: Trainer) -> int:
     for name in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} is 0, so nothing would be trained; raise it or leave it out.")
-    batches, limit = len(datamodule(trainer).train_dataloader()), trainer.limit_train_batches
-    if limit is not None:  # a count, or if a float, a share
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    every = trainer.val_check_interval
+    batches, every = epoch_batches(trainer), trainer.val_check_interval
     if (
         isinstance(every, int)
         and every > batches

@@ -76,7 +76,7 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
         options = {"max_epochs": 1, "val_check_interval": 3, "log_every_n_steps": 2} | options
         trainer = quiet_trainer(
             root,
-            limit_train_batches=steps,
+            max_steps=steps,
             enable_model_summary=options.pop("summary", False),
             logger=[TensorBoardLogger(root, "tensorboard", ""), ContinuedCSVLogger(root, "", "")],
             callbacks=[WeightRecorder(), RunSummary(window=40), Throughput(window_size=2), saving, *more],
@@ -227,6 +227,7 @@ OTHERS = [
     ("dpo", {"policy": {"lora_options": {"use_rslora": True}}}, "use_rslora True instead of None"),
     ("dpo", {"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16 instead of float32"),
     ("dpo", {"data": {"noise_rate": 0.2}}, r"data\.noise_rate 0\.2 instead of 0\.3, flipped labels"),
+    ("dpo", {"limit_train_batches": 7}, "batches of an epoch 7 instead of 12"),
     ("dpo", {"module": {"objective": DPO(0.5)}}, r"objective\.beta 0\.5 instead of 1\.0"),
     ("dpo", {"module": {"objective": RDPO(1.0, 0.1)}}, "objective RDPO instead of DPO;"),
     ("fixed", {"module": {"weighting": SigmoidPrior(0.7, 0.3)}}, r"weighting\.slope 0\.7 instead of"),
