@@ -88,16 +88,13 @@ def planned_updates(trainer: Trainer) -> int:
     for name in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} is 0, so nothing would be trained; raise it or leave it out.")
-    batches, every = epoch_batches(trainer), trainer.val_check_interval
-    if (
-        isinstance(every, int)
-        and every > batches
-        and trainer.limit_val_batches
-        and trainer.check_val_every_n_epoch is not None
-    ):
+    batches, every = epoch_batches(trainer), getattr(trainer, "val_check_interval", "a time")
+    of_epoch = trainer.limit_val_batches and trainer.check_val_every_n_epoch is not None
+    # By their clocks processes would validate at different updates.
+    if every == "a time" or (isinstance(every, int) and every > batches and of_epoch):
         raise UserError(
-            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches; lower it, give a "
-            "share such as 0.5, or set trainer.check_val_every_n_epoch null to count batches over epochs."
+            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches; give at most that, "
+            "a share such as 0.5, or set trainer.check_val_every_n_epoch null to count batches over epochs."
         )
     bounds = [trainer.max_steps] if trainer.max_steps > 0 else []
     if trainer.max_epochs not in (None, -1):

@@ -131,6 +131,7 @@ def test_refused(given, remedy, words, capsys, monkeypatch):
         ("max_epochs=0", "trainer.max_epochs is 0"),
         ("limit_train_batches=0", "trainer.limit_train_batches is 0"),
         ("val_check_interval=3", "trainer.val_check_interval is 3, but an epoch has 2 batches"),
+        ("val_check_interval=00:00:00:01", "val_check_interval is a time, but an epoch has 2 batches"),
         (
             callback("ModelCheckpoint", train_time_interval="0:00:01"),
             "would ignore its train_time_interval; set checkpoint.train_time_interval instead",
