@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftModel
@@ -294,6 +295,12 @@ class SFTModule(TrainedOnly):
         if not is_fitting(self):
             return
         self._saved_to = checkpoint["hyper_parameters"]["save_to"]
+        searches = any(isinstance(each, LearningRateFinder) for each in vars(self.trainer)["callbacks"])
+        if searches and checkpoint["global_step"]:  # else its own checkpoint
+            raise UserError(
+                "LearningRateFinder would find another rate in a resumed run; set model.learning_rate to the "
+                "one that it found at first, and take it out of trainer.callbacks."
+            )
         check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(

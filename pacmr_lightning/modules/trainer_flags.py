@@ -1,18 +1,6 @@
 """Flags and callbacks of Lightning's Trainer that a module refuses, each with what to use instead."""
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    SpikeDetection,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch import Trainer, callbacks, strategies
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -25,17 +13,14 @@ FLAGS = {
 }
 """Flags that Lightning uses in automatic optimization alone."""
 CALLBACKS = {
-    BatchSizeFinder: "would change an update's rows; for pairs model.micro_batch_size auto tries what fits",
-    GradientAccumulationScheduler: "would change an update's rows; pairs have data.global_batch_size",
-    BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA trains on a frozen base",
-    ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
-    StochasticWeightAveraging: "copies the module before its model is loaded, so it would average nothing",
+    callbacks.BatchSizeFinder: "would change an update's rows; for pairs use model.micro_batch_size auto",
+    callbacks.GradientAccumulationScheduler: "changes an update's rows; pairs have data.global_batch_size",
+    callbacks.BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA freezes the base",
+    callbacks.ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
+    callbacks.StochasticWeightAveraging: "copies the module before it has a model, so averages nothing",
+    callbacks.OnExceptionCheckpoint: "would save half an update; lower checkpoint.every_n_train_steps",
+    callbacks.SpikeDetection: "cannot resume; for pairs the callback Health warns of failing runs",
 }
-MANUAL_CALLBACKS = {
-    LearningRateFinder: "needs automatic optimization; without model.learning_rate the size chooses",
-    SpikeDetection: "needs automatic optimization; the callback Health warns of failing runs",
-}
-"""Callbacks that Lightning serves in automatic optimization alone."""
 OF_A_RUN = {
     ("barebones", True): "a run has curves and checkpoints",
     ("enable_checkpointing", False): "audit, refine and export read a run's last state",
@@ -56,24 +41,29 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
     for name, why in {} if automatic else FLAGS.items():
         if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
-    if (batches := trainer.accumulate_grad_batches) > 1 and isinstance(trainer.strategy, DeepSpeedStrategy):
+    by_deepspeed = isinstance(trainer.strategy, strategies.DeepSpeedStrategy)
+    if by_deepspeed and (batches := trainer.accumulate_grad_batches) > 1:
         raise UserError(
             f"trainer.accumulate_grad_batches is {batches}, but DeepSpeed loses an epoch's last batches if "
             "they are fewer; set it to 1 with a larger data.batch_size, or trainer.strategy to ddp."
         )
     forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
-    if forks and not automatic and trainer.state.fn == TrainerFn.FITTING:  # SFT saves its model in one of them
+    if forks and not automatic and trainer.state.fn == TrainerFn.FITTING:  # SFT saves its model in them
         raise UserError(
             "trainer.strategy forks or spawns processes, with which the trained policy would be lost; give "
             'devices=1 in a notebook, or strategy="ddp" in a script.'
         )
-    refused = CALLBACKS if automatic else CALLBACKS | MANUAL_CALLBACKS
     for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
-        refusal = next((why for kind, why in refused.items() if isinstance(callback, kind)), None)
-        if isinstance(callback, WeightAveraging) and not whole:
+        refusal = next((why for kind, why in CALLBACKS.items() if isinstance(callback, kind)), None)
+        if isinstance(callback, callbacks.LearningRateFinder) and not automatic:
+            refusal = "needs automatic optimization; without model.learning_rate the size chooses"
+        if isinstance(callback, callbacks.WeightAveraging) and not whole:
             refusal = "stores all weights in checkpoints, which hold the adapter alone here"
+        plain = type(callback) is callbacks.ModelCheckpoint
+        if plain and callback.save_on_exception:
+            refusal = f"has save_on_exception, which {CALLBACKS[callbacks.OnExceptionCheckpoint]}"
         # Lightning's own looks at the time in automatic optimization alone.
-        if type(callback) is ModelCheckpoint and callback._train_time_interval is not None and not automatic:
+        if plain and callback._train_time_interval is not None and not automatic:
             refusal = "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
         if refusal:
             raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")

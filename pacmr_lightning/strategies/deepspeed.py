@@ -227,7 +227,7 @@ def set_gradient(
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     """Raise UserError for strategies that shard or cast the adapter, or do not support ``quantization``."""
     if (precision := strategy.precision_plugin.precision) != "32-true":
-        # LoRA layers set their products' dtype, the reference has no autocast, and a cast base another digest.
+        # LoRA layers set their products' dtype, the reference has no autocast, a cast base another digest.
         raise UserError(
             f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
             "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."

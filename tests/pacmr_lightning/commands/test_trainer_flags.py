@@ -15,7 +15,7 @@ from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS, MANUAL_CALLBACKS
+from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS
 from pacmr_lightning.policy import PolicyModel
 
 from ...conftest import fails, files, quiet_trainer, short_fit, write_lines
@@ -30,7 +30,7 @@ REFUSED = [
 ]
 OPTIONS = {"BackboneFinetuning": {}, "StochasticWeightAveraging": {"swa_lrs": 0.1}}
 OPTIONS |= {"GradientAccumulationScheduler": {"scheduling": {"0": 2}}}
-OPTIONS |= {"ModelPruning": {"pruning_fn": "l1_unstructured"}}
+OPTIONS |= {"ModelPruning": {"pruning_fn": "l1_unstructured"}, "OnExceptionCheckpoint": {"dirpath": "failed"}}
 BASES = {"Callback", "Checkpoint", "BaseFinetuning", "BasePredictionWriter", "ProgressBar"}
 RUN = "runs/mine-dpo-noise0-seed42"
 
@@ -66,7 +66,7 @@ WORKS = [
     (
         {
             **{"ModelCheckpoint": {"monitor": "val/loss"}, "DeviceStatsMonitor": {}, "LambdaCallback": {}},
-            **{"OnExceptionCheckpoint": {"dirpath": "failed"}, "RichModelSummary": {}, "Timer": {}},
+            **{"RichModelSummary": {}, "Timer": {}},
             **{"LearningRateMonitor": {}, "ThroughputMonitor": {"batch_size_fn": f"{__name__}.size"}},
         },
         2,
@@ -98,7 +98,7 @@ def test_the_page_names_every_flag():
     known = {*inspect.signature(Trainer).parameters, *of_lightning.__all__} - BASES
     refused = {given.removeprefix("callbacks+ ").split()[0] for given, _ in REFUSED}
     assert AS_IN_LIGHTNING | refused == known and not AS_IN_LIGHTNING & refused
-    assert {kind.__name__ for kind in CALLBACKS | MANUAL_CALLBACKS} | FLAGS.keys() <= refused
+    assert {kind.__name__ for kind in CALLBACKS} | FLAGS.keys() <= refused
 
 
 @pytest.mark.parametrize(("flags", "updates", "left"), WORKS)
@@ -132,6 +132,7 @@ def test_refused(given, remedy, words, capsys, monkeypatch):
         ("limit_train_batches=0", "trainer.limit_train_batches is 0"),
         ("val_check_interval=3", "trainer.val_check_interval is 3, but an epoch has 2 batches"),
         ("val_check_interval=00:00:00:01", "val_check_interval is a time, but an epoch has 2 batches"),
+        (callback("ModelCheckpoint", save_on_exception=True), "which would save half an update; lower"),
         (
             callback("ModelCheckpoint", train_time_interval="0:00:01"),
             "would ignore its train_time_interval; set checkpoint.train_time_interval instead",

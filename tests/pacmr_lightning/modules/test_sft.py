@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import BatchSizeFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint, SpikeDetection
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning.callbacks import RunCheckpoint
@@ -212,13 +212,15 @@ def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora, accumulate
 def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
     middle = tmp_path / "checkpoints" / "epoch=0.ckpt"
 
-    def run(start=middle, data=None, model=base, max_epochs=2, **options):
-        checkpoints = ModelCheckpoint(middle.parent, save_top_k=-1, filename="{epoch}")
+    def run(start=middle, data=None, model=base, max_epochs=2, more=(), **options):
+        callbacks = [ModelCheckpoint(middle.parent, save_top_k=-1, filename="{epoch}"), *more]
         module = SFTModule(model=model, **{"learning_rate": 1e-2, "lora": lora, **options})
         data = data or make_data(tokenizer=base)
-        return fit(tmp_path / "run", module, data, start, max_epochs=max_epochs, callbacks=[checkpoints])
+        return fit(tmp_path / "run", module, data, start, max_epochs=max_epochs, callbacks=callbacks)
 
-    run(None, max_epochs=1)
+    run(None, max_epochs=1, more=[LearningRateFinder(num_training_steps=4)])
+    with pytest.raises(UserError, match=r"another rate .* set model\.learning_rate to the one"):
+        run(more=[LearningRateFinder()])
     trainer = run(learning_rate=1e-3, weight_decay=0.5)
     said = caplog.text
     assert "learning_rate 0.001 instead of 0.01, weight_decay 0.5 instead of 0.0" in said
@@ -334,8 +336,9 @@ def test_runs_that_are_refused(base, tmp_path):
         data.trainer.fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
-    for options in ({"callbacks": [BatchSizeFinder()]}, {"overfit_batches": 1}):
-        with pytest.raises(UserError, match=r"BatchSizeFinder would change|overfit_batches is 1"):
+    found = [{"callbacks": [each]} for each in (BatchSizeFinder(), SpikeDetection())]
+    for options in (*found, {"overfit_batches": 1}):
+        with pytest.raises(UserError, match=r"Finder would change|Detection cannot|overfit_batches is 1"):
             fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, **options)
     assert not (tmp_path / "run/model").exists()
     module, sharded = SFTModule(from_scratch=SHAPE), {"strategy": "deepspeed_stage_2"}
