@@ -13,7 +13,7 @@ FLAGS = {
 }
 """Flags that Lightning uses in automatic optimization alone."""
 CALLBACKS = {
-    callbacks.BatchSizeFinder: "would change an update's rows; for pairs use model.micro_batch_size auto",
+    callbacks.BatchSizeFinder: "would change updates; for pairs model.micro_batch_size auto tries what fits",
     callbacks.GradientAccumulationScheduler: "changes an update's rows; pairs have data.global_batch_size",
     callbacks.BackboneFinetuning: "needs module.backbone, which this module lacks; LoRA freezes the base",
     callbacks.ModelPruning: "looks for weights before the model is loaded, so it would prune nothing",
