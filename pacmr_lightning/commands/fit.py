@@ -112,7 +112,7 @@ class PacmrCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's folder."""
-        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         root = self.config.fit.trainer.default_root_dir
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
