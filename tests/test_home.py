@@ -72,7 +72,8 @@ def test_options_of_tools(home):
 def test_sweep_files(home, capsys):
     sweep = {"base": ["~/base.yaml"], "output": "~/sweep", "report": "~/report", "noise_rates": [0.2]}
     sweep |= {"seeds": [0], "methods": {"dpo": None}, "anchor": None}
-    sweep |= {"options": {"data.source": {"class_path": "HubPreferences", "init_args": {"path": "~/data"}}}}
+    source = {"class_path": "HubPreferences", "init_args": {"path": "~/data"}}
+    sweep |= {"options": {"data.source": source, "data.noise_rate": "{noise}"}}
     sweep |= {"prepare": [{"output": "~/augmented.parquet", "command": "augment --output=~/a.parquet"}]}
     (home / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     (home / "augmented.parquet").touch()

@@ -115,7 +115,7 @@ def test_curves(method, make_run, tmp_path):
     else:
         assert not any("VNet" in tag for tag in tags)
     assert read_weights(tmp_path / "run")["a"].isna().all() == (method == "dpo")
-    trainer.fit_loop.max_epochs = 2
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 2, 12
     trainer.fit(module, trainer.datamodule)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3)  # the end of all updates
 
