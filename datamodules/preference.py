@@ -433,6 +433,8 @@ class PreferenceDataModule(LightningDataModule):
     @cached_property
     def _prompts(self) -> list[EvaluationPrompt]:
         """Drawn prompts, which several callbacks answer."""
+        if self.source.prompts is not None and self.tokenizer.chat_template is not None:
+            rank_zero_info(f"The prompts of {self.source.name} are texts, read without the chat template.")
         return draw_prompts(self.source, self.predict_prompts, self.predict_seed)
 
     @cached_property

@@ -194,12 +194,10 @@ class SFTModule(TrainedOnly):
             f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
         )
 
-    def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
+    def token_losses(self, batch: dict[str, Tensor], network: nn.Module | None = None) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
-        assert self.network is not None
-        return self._losses_of(self.network, batch)
-
-    def _losses_of(self, network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        network = network or self.network
+        assert network is not None
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         if self._rotary_by_row:  # padding has the last position
             inputs["position_ids"] = batch["attention_mask"].cumsum(1) - 1
@@ -274,7 +272,7 @@ class SFTModule(TrainedOnly):
     def _some_losses(self, network: nn.Module) -> Tensor:
         """Return the losses of a few validation rows, without dropout."""
         batch = next(iter(datamodule(self.trainer).val_dataloader()))
-        return self._losses_of(network.eval(), {name: rows[:MEASURED] for name, rows in batch.items()})
+        return self.token_losses({name: rows[:MEASURED] for name, rows in batch.items()}, network.eval())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen base out; add the options and the base's digest."""

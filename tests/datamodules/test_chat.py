@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules import Files, PreferenceDataModule, Prompts
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.token_report import token_warnings
@@ -195,7 +195,7 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     assert sft["completion_ids"][0] == kept["chosen_ids"][0] and sft["prompt_ids"][0] == kept["prompt_ids"][0]
 
 
-def test_prompts_to_answer(tokenizer, tmp_path, write_rows):
+def test_prompts_to_answer(tokenizer, tmp_path, write_rows, caplog):
     """Through the datamodule: rendered, with their tools, and as the rows have them."""
     tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -211,6 +211,9 @@ def test_prompts_to_answer(tokenizer, tmp_path, write_rows):
     assert [found.columns[order.index(i)] for i in (0, 1)] == [{"tools": TOOLS}, {}]
     for prompt, ids, mask in zip(found.prompts, found.input_ids, found.attention_mask, strict=True):
         assert tokenizer.decode(ids[mask == 1]) == prompt
+    source = Prompts(write_rows([{"prompt": "Hi"}], "texts.jsonl"))
+    (found,) = PreferenceDataModule(source, str(tmp_path / "tokenizer")).predict_dataloader()
+    assert found.prompts == ["Hi"] and "texts.jsonl are texts, read without the chat template" in caplog.text
 
 
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
