@@ -19,13 +19,19 @@ from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import local_path, replacing, write_json_lines
 
 from .columns import OPPOSITES, PREFERENCES, words_of
-from .reading import SplitRows
+from .reading import SplitRows, read_rows
 
 _SIDE = re.compile("chosen|rejected|(?<=votes_)(for|against)", re.IGNORECASE)
 _OTHER = {"chosen": "rejected", "rejected": "chosen", "for": "against", "against": "for"}
 _DIFFERENCE = frozenset(("margin", "margins", "diff", "difference", "differences", "minus"))
 """Words in names of columns of differences, chosen minus rejected."""
 _AT_A_TIME = 1000
+
+
+def clean_file(file: str, path: Path, drop: set[str], flip: set[str]) -> int:
+    """Write the rows of a file in its own columns and format, with rows that training did not use."""
+    given = SplitRows.of_files([file], file)
+    return write_cleaned(read_rows(file, PREFERENCES), file, path, drop, flip, given)
 
 
 def write_cleaned(

@@ -15,9 +15,9 @@ from pacmr_lightning.errors import UserError, check_at_least, check_within
 from pacmr_lightning.files import local_path
 
 from .chat import looks_like_messages
-from .cleaned import write_cleaned
+from .cleaned import clean_file, write_cleaned
 from .columns import PREFERENCES, SFT, Columns, text_of
-from .reading import JSON_ENDINGS, SplitRows, made_once, numbered_rows, read_rows, values_of
+from .reading import JSON_ENDINGS, made_once, numbered_rows, read_rows, values_of
 from .sampling import unit_hash
 
 Split = Literal["train", "validation"]
@@ -180,9 +180,8 @@ class Files(RowsBySplit, Source):
         return read_rows(place, PREFERENCES)
 
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
-        """Write the training file again in its own columns, with rows that training did not use."""
-        given = SplitRows.of_files(self.files[:1], self.name)
-        return write_cleaned(self.load_all(), self.files[0], self.check_output(output), drop, flip, given)
+        """See ``clean_file``."""
+        return clean_file(self.splits.train, self.check_output(output), drop, flip)
 
 
 class Prompts(Source):

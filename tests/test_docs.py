@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import pytest
 
 from pacmr_lightning.cli import RUNS, TOOLS
-from pacmr_lightning.modules.schedule import suited_learning_rate
+from pacmr_lightning.modules.schedule import LEARNING_RATES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,7 +47,7 @@ def test_learning_rates_by_model_size():
     rows = re.findall(row, (DOCS / "train.md").read_text(), re.MULTILINE)
     assert len(rows) == 5
     for number, unit, rate, source in rows:
-        found, why = suited_learning_rate(int(float(number) * UNITS[unit]))
+        _, found, why = next(row for row in LEARNING_RATES if float(number) * UNITS[unit] <= row[0])
         assert found == float(rate) and source in why
 
 

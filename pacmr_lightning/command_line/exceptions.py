@@ -10,7 +10,7 @@ from linecache import getline
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import UserError, causes, is_out_of_memory
+from ..errors import UserError, causes, first_line, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -74,8 +74,7 @@ def _of_logger(error: BaseException) -> str | None:
             return f'{text}; or install "pacmr-lightning[loggers]".'
         # By name, since they are seldom imported.
         if (package := type(one).__module__.partition(".")[0]) in ("mlflow", "wandb"):
-            text = (str(one).strip() or type(one).__name__).splitlines()[0]
-            return f"{package} of trainer.logger failed: {text}"
+            return f"{package} of trainer.logger failed: {first_line(one)}"
     return None
 
 

@@ -34,17 +34,12 @@ def datamodule(trainer: Trainer) -> Any:
     return trainer.datamodule  # type: ignore[attr-defined]
 
 
-def suited_learning_rate(parameters: int) -> tuple[float, str]:
-    """Return the peak learning rate for a model of so many parameters, and its source."""
-    return next((rate, why) for most, rate, why in LEARNING_RATES if parameters <= most)
-
-
 def learning_rate_by_size(asked: float | None, parameters: int, updates: int) -> float:
     """Return the peak learning rate: the one asked for, or that of the model's size.
 
     Lines tell the latter, or that the former is far above it, and that a run goes far.
     """
-    suited, why = suited_learning_rate(parameters)
+    suited, why = next((rate, why) for most, rate, why in LEARNING_RATES if parameters <= most)
     rate = suited if asked is None else asked
     if parameters > LEARNING_RATES[1][0] and (far := rate * math.sqrt(updates)) > FAR:
         rank_zero_info(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..strategies.sharding import is_sharded
 from .lora import ADAPTER, LoraLayer
 from .memory import free_memory
@@ -55,7 +55,7 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedMod
             adapted = PeftModel.from_pretrained(model, name)
     except (RuntimeError, UserWarning) as error:  # other shapes or names
         raise UserError(
-            f"The adapter {name} does not fit its base {base} ({str(error).strip().splitlines()[0][:200]}); "
+            f"The adapter {name} does not fit its base {base} ({first_line(error)[:200]}); "
             "set base_model_name_or_path in its adapter_config.json to the model that it was trained on."
         ) from None
     if not hasattr(adapted, "merge_and_unload"):
@@ -173,7 +173,7 @@ def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **o
     except (KeyError, ValueError, TypeError, RuntimeError, UserError) as error:
         raise UserError(
             f"The policy's base is the adapter {adapter}, and the two are not one LoRA adapter for {plain} "
-            f"({str(error).strip().splitlines()[0]}); save the whole model with pacmr export RUN OUT "
+            f"({first_line(error)}); save the whole model with pacmr export RUN OUT "
             "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
         ) from None
     combined.peft_config[ADAPTER].base_model_name_or_path = policy.active_peft_config.base_model_name_or_path

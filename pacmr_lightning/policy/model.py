@@ -235,6 +235,13 @@ class PolicyModel(nn.Module):
         """True under ZeRO-3, where a forward pass needs all ranks."""
         return is_sharded(next(self.parameters()))
 
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        """As torch's; a move to some devices makes new parameters."""
+        super()._apply(*args, **options)
+        if hasattr(self, "peft"):
+            self._adapter = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        return self
+
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""
         return self._adapter

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from ..batch import LogProbs, PairBatch, Segment
-from ..errors import UserError, is_out_of_memory
+from ..errors import UserError, first_line, is_out_of_memory
 from ..strategies.ranks import max_over_ranks
 from .attention import (
     PLAIN,
@@ -141,10 +141,9 @@ class _PairCheck:
         except Exception as failure:  # any error of a model's code
             if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
                 raise
-            said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
             raise UserError(
-                f"The forward pass of {name} fails ({type(failure).__name__}: {said}); set target_modules to "
-                f"some of [{', '.join(linear_names(model))}], or name another model."
+                f"The forward pass of {name} fails ({type(failure).__name__}: {first_line(failure)}); set "
+                f"target_modules to some of [{', '.join(linear_names(model))}], or name another model."
             ) from None
         finally:
             for handle in handles:
@@ -197,8 +196,7 @@ class _PairCheck:
             value, gradient = map(max, zip(*drawn, strict=True))
             return self._difference(computed, truth, (value, gradient))
         except Exception as failure:  # any error of kernels and compilers
-            lines = str(failure).strip().splitlines() or [""]
-            return f"it fails with {type(failure).__name__}: {lines[0]}"
+            return f"it fails with {type(failure).__name__}: {first_line(failure)}"
 
     def _difference(self, computed: Computed, truth: Computed, rounding: Errors = (0.0, 0.0)) -> str | None:
         if not truth[0].isfinite().all():

@@ -110,7 +110,9 @@ def model_card(
         settings=settings,
         metrics={key: value for key, value in values.items() if value is not None},
         validated="" if last in (None, summary.get("steps")) else f" after update {last:,}",
-        vnet=_vnet_options(module),
+        vnet=f"hidden={weighting.hidden}, floor={weighting.floor}, max_slope={weighting.max_slope}"
+        if isinstance(weighting := module.weighting, VNetWeighting) and isinstance(module.vnet, VNet)
+        else "",
         versions={name: importlib.metadata.version(name) for name in names},
     )
 
@@ -127,12 +129,6 @@ def _front_matter(run: FinishedRun, module: PreferenceModule, hub_base: str | No
         datasets=[path] if path and on_hub(path) else None,
         tags=tags,
     ).to_yaml()
-
-
-def _vnet_options(module: PreferenceModule) -> str:
-    if not (isinstance(module.weighting, VNetWeighting) and isinstance(vnet := module.vnet, VNet)):
-        return ""
-    return f"hidden={module.weighting.hidden}, floor={vnet.floor}, max_slope={vnet.max_slope}"
 
 
 def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
