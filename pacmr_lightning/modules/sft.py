@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from ..errors import UserError
 from ..files import check_writable, expanded, local_path, replacing
+from ..policy.attention import exclude_cudnn
 from ..policy.base_model import check_savable, load_base, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
@@ -164,7 +165,7 @@ class SFTModule(TrainedOnly):
         """Load or make the model and add LoRA, once."""
         if self.network is not None:
             return
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each shape; global, as backward recomputes
+        exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
         dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel

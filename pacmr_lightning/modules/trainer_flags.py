@@ -53,9 +53,7 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
             "trainer.strategy forks or spawns processes, with which the trained policy would be lost; give "
             'devices=1 in a notebook, or strategy="ddp" in a script.'
         )
-    given = vars(trainer)["callbacks"]  # Lightning sets it elsewhere, without a type
-    own = [type(one) for one in given if type(one).__module__.startswith("pacmr_lightning.callbacks")]
-    for callback in given:
+    for callback in vars(trainer)["callbacks"]:  # Lightning sets it elsewhere, without a type
         refusal = next((why for kind, why in CALLBACKS.items() if isinstance(callback, kind)), None)
         if isinstance(callback, callbacks.LearningRateFinder) and not automatic:
             refusal = "needs automatic optimization; without model.learning_rate the size chooses"
@@ -67,7 +65,5 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
         # Lightning's own looks at the time in automatic optimization alone.
         if plain and callback._train_time_interval is not None and not automatic:
             refusal = "would ignore its train_time_interval; set checkpoint.train_time_interval instead"
-        if own.count(type(callback)) > 1 and not isinstance(callback, callbacks.ModelCheckpoint):
-            refusal = "is there twice (+= adds to those of the config) and would write the same files"
         if refusal:
             raise UserError(f"{type(callback).__name__} {refusal}; take it out of trainer.callbacks.")

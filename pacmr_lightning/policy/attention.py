@@ -34,6 +34,11 @@ class AttentionPlan:
         return f"{LAYOUT_NAMES[self.layout]} with {self.attention} attention"
 
 
+def exclude_cudnn() -> None:
+    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def attention_of(model: PreTrainedModel) -> str:
     """Return the model's current attention implementation."""
     return model.config._attn_implementation

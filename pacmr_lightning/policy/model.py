@@ -20,7 +20,7 @@ from ..files import expanded
 from ..strategies.ranks import max_over_ranks
 from ..strategies.sharding import is_sharded, shape
 from ..waiting import waiting
-from .attention import AskedLayout, AttentionPlan, check_attention
+from .attention import AskedLayout, AttentionPlan, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
 from .chunked_log_probs import token_log_probs, upcast
 from .lora import PLAIN_KEYS, add_lora, check_keys, check_lora
@@ -171,7 +171,7 @@ class PolicyModel(nn.Module):
         """Load the base and add the adapter, once; ``announce`` prints a summary."""
         if hasattr(self, "peft"):
             return
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each shape; global, as backward recomputes
+        exclude_cudnn()
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
         with waiting(f"Loading {self.name}"):
             base = load_base(self.name, self.dtype, asked, self.quantization)

@@ -128,7 +128,6 @@ def test_refused(given, remedy, words, capsys, monkeypatch):
     ("flag", "said"),
     [
         ("max_steps=0", "trainer.max_steps is 0, so nothing would be trained"),
-        ("callbacks=[{class_path: KLGuard}, {class_path: KLGuard}]", "KLGuard is there twice (+= adds to"),
         ("max_epochs=0", "trainer.max_epochs is 0"),
         ("limit_train_batches=0", "trainer.limit_train_batches is 0"),
         ("val_check_interval=3", "trainer.val_check_interval is 3, but an epoch has 2 batches"),
