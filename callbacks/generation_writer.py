@@ -79,10 +79,10 @@ class GenerationWriter(BasePredictionWriter):
 
     def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
         """Take the batch's responses from the store if it has all."""
-        keys = self._keys(batch)
-        answers = {} if self._store is None else self._store.get(keys)
-        if all(key in answers for key in keys):
-            batch.answers = [Response(**answers[key]) for key in keys]
+        if self._store is not None:
+            answers = self._store.get(keys := self._keys(batch))
+            if all(key in answers for key in keys):
+                batch.answers = [Response(**answers[key]) for key in keys]
 
     def write_on_batch_end(
         self, trainer: Any, pl_module: Any, prediction: list[Response], at: Any, batch: PromptBatch, *_: Any

@@ -180,7 +180,7 @@ class PolicyModel(nn.Module):
         self.peft = add_lora(base, self.lora, "lora_options", custom=True)
         check_lora(self.peft)
         # Dicts, not submodules: self.peft registers them already.
-        self._adapter = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        self._adapter: dict[str, nn.Parameter] | None = None
         self._lora_layers = {
             name: layer for name, layer in self.named_modules() if isinstance(layer, LoraLayer)
         }
@@ -237,13 +237,13 @@ class PolicyModel(nn.Module):
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         """As torch's; a move to some devices makes new parameters."""
-        super()._apply(*args, **options)
-        if hasattr(self, "peft"):
-            self._adapter = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        return self
+        self._adapter = None
+        return super()._apply(*args, **options)
 
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""
+        if self._adapter is None:
+            self._adapter = {name: p for name, p in self.named_parameters() if p.requires_grad}
         return self._adapter
 
     def lora_layers(self) -> dict[tuple[str, str], PolicyLora]:
