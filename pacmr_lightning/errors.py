@@ -1,9 +1,14 @@
 """The exception for input that the user can fix."""
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from operator import ge, gt, le, lt
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
+
+T = TypeVar("T")
+FAILED: deque[Exception] = deque(maxlen=8)
+"""The last errors of ``construct``."""
 
 _BOUNDS = {"[": ("at least", ge), "(": ("above", gt), "]": ("at most", le), ")": ("below", lt)}
 
@@ -27,6 +32,15 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def user_error(error: BaseException) -> UserError | None:
     """Return the ``UserError`` among an exception and its causes."""
     return next((one for one in causes(error) if isinstance(one, UserError)), None)
+
+
+def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
+    """Make an object for jsonargparse and keep its error, of which a union keeps the text alone."""
+    try:
+        return class_type(*args, **kwargs)
+    except Exception as error:
+        FAILED.append(error)
+        raise
 
 
 def check_at_least(least: float, **options: float | None) -> None:

@@ -8,13 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from linecache import getline
 from traceback import walk_tb
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
-from ..errors import UserError, causes, first_line, is_out_of_memory
-
-T = TypeVar("T")
-
-_failed: deque[Exception] = deque(maxlen=8)
+from ..errors import FAILED, UserError, causes, first_line, is_out_of_memory
 
 
 def stop(message: str) -> NoReturn:
@@ -23,20 +19,11 @@ def stop(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
-    """Construct an object for jsonargparse and keep its error, which jsonargparse drops for unions."""
-    try:
-        return class_type(*args, **kwargs)
-    except Exception as error:
-        _failed.append(error)
-        raise
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes, each with the constructor errors whose text it repeats."""
     for cause in causes(error):
         yield cause
-        yield from (one for one in _failed if one is not cause and _words(one) in _words(cause))
+        yield from (one for one in FAILED if one is not cause and _words(one) in _words(cause))
 
 
 def _words(error: BaseException) -> str:

@@ -5,15 +5,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
-from jsonargparse import ActionYesNo, add_instantiator, auto_cli
+from jsonargparse import ActionYesNo, auto_cli
 
 from ..errors import UserError
 from ..runs.option_parser import OptionParser
-from .exceptions import construct
 from .output import only_results
 from .short_forms import with_source
-
-add_instantiator(construct, object)
 
 
 class ToolParser(OptionParser):

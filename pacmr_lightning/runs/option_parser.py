@@ -3,18 +3,20 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from itertools import groupby
-from typing import Any, NoReturn, get_args
+from itertools import chain, groupby
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import jsonargparse
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
-from ..errors import UserError
+from ..errors import UserError, construct
 from ..files import expanded
 from .shipped_configs import with_files
 
@@ -53,6 +55,7 @@ def _unique_keys(loader: Any, node: yaml.MappingNode, deep: bool = False) -> dic
 _Loader.construct_mapping = _unique_keys
 # Defaults of Lightning's classes, such as Timer's interval.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
+jsonargparse.add_instantiator(construct, object)
 # Classes in the free options of a sweep's cells stay text.
 jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
@@ -92,15 +95,6 @@ class OptionParser(ArgumentParser):
             raise ArgumentError(None, f'Parser key "{key}":\n  {text}') from ex
         raise UserError(": ".join(filter(None, (self._file, key, text)))) from None
 
-    def instantiate(self, *args: Any, **options: Any) -> Any:
-        """Make the objects; a union's error has its first type's as cause, be it no more than a mismatch."""
-        try:
-            return super().instantiate(*args, **options)
-        except ValueError as error:
-            if "Union subtypes" in str(error) and str(error.__cause__).startswith("Expected a"):
-                self.error(str(error))
-            raise
-
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
         """Also refuse a value for a group of options, such as ``trainer: 3``."""
         for name in self.groups or ():
@@ -131,63 +125,81 @@ def cause_of(message: str, parser: ArgumentParser | None = None) -> tuple[str, s
     keys, text = parts[::2], parts[-1] if parts else message
     key = ".".join(name.lstrip("-") for name, _ in groupby(keys) if name)
     said = text.strip().partition("\n")[0]
-    if len(keys) > 1 and said.endswith((".", "?")):  # by the parser of the class
+    if keys and said.endswith((".", "?")):  # by the parser of a class
         return key, said
-    return _leaf(key, re.sub(r"- Expected a path but .*? not accessible or invalid\n", "", text), parser)
+    return _leaf(key, text, parser)
 
 
 def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]:
-    classes = _subclasses(_bases(next((a for a in _actions(parser) if a.dest == key), None)))
-    value = (re.findall(r"(?:Given|Got) value: ?(.*)", text) or [""])[-1] or "nothing"
-    value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
-    flat = " ".join(text.split())
-    if match := _NO_CLASS.search(text):
-        # An option of a class that is not given yet.
-        value = re.sub(
-            r"NestedArg\(key='(.*?)', val='?(.*?)'?\)", r"\1 = \2", match[1] or match[2] or match[3] or value
-        )
-        own = sorted(name for name, kind in classes.items() if kind.__module__.startswith("pacmr_lightning"))
-        choice = f"choose one of {', '.join(own)}, or give an import path." if own else "give another."
-        near = get_close_matches(value.rpartition(".")[2], classes, 1, 0.75)
-        what = f"{value} is no class that fits here{f' ({match[4]})' if match[4] else ''}"
-        return key, f"{what}; {_meant(near) or choice}"
-    if "ption 'class_path'" in text:
-        return key, "a class has class_path and init_args only."
-    if match := re.search(r"^\s*- (?!Expected|Not a)(.*\.)$", text, re.MULTILINE):  # by the class in a union
-        return key, match[1]
-    if kinds := re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", text, re.MULTILINE):
-        return key, _expected(kinds, value)
+    hint = next((getattr(a, "_typehint", None) for a in _actions(parser) if a.dest == key), None)
+    value = text.rpartition(" value: ")[2] if " value: " in text else None
+    flat = " ".join(text.split()).rstrip(".")
+    if classes := _subclasses(_bases(hint)):
+        return key, _no_class(text, value, classes)
+    if value is not None and hint is not None:
+        return key, _expected([*_kinds(hint)], value)
+    if missing := flat.partition("the following arguments are required: ")[2]:
+        return key, f"{missing} must be given."
+    for word in flat.partition("unrecognized arguments: ")[2].split():
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            return name, f"unknown option; {_near(name.lstrip('-'), parser, '--')}"
     if match := re.search(r"[oO]ption '([^']+)'", text):
+        if match[1] == "class_path":
+            return key, "a class has class_path and init_args only."
         return ".".join(filter(None, (key, match[1]))), f"unknown option; {_near(match[1], parser)}"
-    if match := re.match(r"unrecognized arguments:.*? (-[^\s=]+)", flat):
-        return match[1], f"unknown option; {_near(match[1].lstrip('-'), parser, '--')}"
-    if match := re.match(r"the following arguments are required: (.+)", flat):
-        return key, f"{match[1]} must be given."
-    return key, flat.rstrip(".") + "."
+    return key, f"{flat}."
 
 
-_NO_CLASS = re.compile(
-    r"import path (?:string|format): (\S+)|Import path (?!does )(\S+) "
-    r"|Problem with given class_path '(.*?)':\s*(.*)"
-    r"|does not correspond to a subclass|is abstract|Not a valid subclass of"
-)
-"""Words of jsonargparse about a class; the groups are its name, in three ways, and what is wrong with it."""
+def _no_class(text: str, value: str | None, classes: Mapping[str, type]) -> str:
+    """Return ``X is no class that fits here``, with the reason where the text has one, and what fits."""
+    if match := re.search(r"given class_path '(.*?)':\s*(.*)", text):
+        said = f"{match[1]} is no class that fits here ({match[2]})"
+    elif value is None:
+        said = text.rpartition("- ")[2].strip()
+    elif value.startswith("NestedArg("):
+        said = "an option of a class is given, but not which class"
+    else:
+        said = f"{_short(value)} is no class that fits here"
+    others = [word for word in re.findall(r"[A-Z]\w+", said) if word not in classes]
+    near = [get_close_matches(word, classes, 1, 0.75) for word in others]
+    own = sorted(name for name, kind in classes.items() if kind.__module__.startswith("pacmr_lightning"))
+    choice = f"choose one of {', '.join(own)}, or give an import path." if own else "give another."
+    return f"{said}; {_meant([*chain(*near)][:1]) or choice}"
 
 
-def _expected(kinds: list[str], value: str) -> str:
-    """Return ``expected int or null, but got abc.`` for types as Python writes them."""
-    names = {"NoneType": ["null"], "bool": ["true", "false"]}
-    plain = [re.sub(r"^(?:<class '|typing\.|Literal\[)*(.+?)(?:'>|\])?$", r"\1", kind) for kind in kinds]
-    plain = [name for kind in dict.fromkeys(plain) for name in names.get(kind, kind.split(", "))]
-    near = get_close_matches(value, re.findall(r"'([^']*)'", " ".join(plain)), 1)
-    return f"expected {_either(plain)}, but got {value}{f'; {_meant(near)}' if near else '.'}"
+def _kinds(hint: Any) -> Iterator[str]:
+    """Yield the values, or the types of values, of a type hint, as YAML has them."""
+    if get_origin(hint) in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _kinds(one)
+    elif get_origin(hint) is Literal:
+        yield from map(repr, get_args(hint))
+    elif hint is bool:
+        yield from ("true", "false")
+    elif hint is type(None):
+        yield "null"
+    else:
+        yield re.sub(r"[\w.]+\.", "", str(hint)) if get_args(hint) else getattr(hint, "__name__", str(hint))
 
 
-def _bases(action: Any) -> Iterator[type]:
-    hints = [getattr(action, "_typehint", None)]
+def _expected(kinds: Sequence[str], value: str) -> str:
+    """Return ``expected int or null, but got abc.``"""
+    near = get_close_matches(value, [kind.strip("'") for kind in kinds if kind.startswith("'")], 1)
+    return f"expected {_either(kinds)}, but got {_short(value)}{f'; {_meant(near)}' if near else '.'}"
+
+
+def _short(value: str) -> str:
+    return (value or "nothing") if len(value) <= LONGEST else f"{value[:LONGEST]}..."
+
+
+def _bases(hint: Any) -> Iterator[type]:
+    """Yield the base classes of which an option takes a subclass."""
+    hints = [hint]
     for hint in hints:
         hints += get_args(hint)
-        if inspect.isclass(hint) and not get_args(hint) and hint.__module__ != "builtins":
+        package = getattr(hint, "__module__", "").partition(".")[0]
+        if inspect.isclass(hint) and package not in sys.stdlib_module_names and not is_dataclass(hint):
             yield hint
 
 
@@ -223,9 +235,9 @@ def _near(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
     return _meant([dashes + one for one in matches]) or "--help lists the options."
 
 
-def _meant(names: list[str]) -> str:
+def _meant(names: Sequence[str]) -> str:
     return f"did you mean {_either(names)}?" if names else ""
 
 
-def _either(names: list[str]) -> str:
+def _either(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -32,8 +32,8 @@ def said(capsys, arguments: list[str]) -> str:
 
 TRAINER = """
 --model.weighting VNetWeighting --model.weighting.outer.tau 0.4
-    model.weighting.outer: tau = 0.4 is no class that fits here; choose one of CleanPreference,
-    PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
+    model.weighting.outer: an option of a class is given, but not which class; choose one of
+    CleanPreference, PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
 --model.weighting VNetWeighting --model.weighting.everi 1
     model.weighting.everi: unknown option; did you mean every?
 --model.weighting SigmoidPrior --model.weighting.offset aut
@@ -41,9 +41,10 @@ TRAINER = """
 --model.objective nowhere.yaml
     model.objective: nowhere.yaml is no class that fits here (No module named 'nowhere'); choose one of
 --model.policy peft.LoraConfig
-    model.policy: peft.LoraConfig is no class that fits here; choose one of PolicyModel, or
+    model.policy: Import path peft.LoraConfig does not correspond to a subclass of PolicyModel; choose
+    one of PolicyModel, or
 --model.policy.target_modules '[1, 2]'
-    model.policy.target_modules: expected str, but got [1, 2].
+    model.policy.target_modules: expected str or list[str], but got [1, 2].
 --data.global_batch_size ''
     data.global_batch_size: expected int, but got nothing.
 --trainer.enable_progress_bar tru

@@ -50,7 +50,7 @@ methods: {dpo: {vary: {model.objective.beta: [0.1, 0.2]}}, pacmr: }
 evaluate: {seed: -1}
     the seed of evaluate is -1, but it must be at least 0
 evaluate: {judge: {class_path: EndpointJugde}}
-    evaluate.judge: EndpointJugde is no class that fits here; did you mean EndpointJudge?
+    evaluate.judge: Expected a dot import path string: EndpointJugde; did you mean EndpointJudge?
 evaluate: {prompt_price: 1.0}
     prompt_price is 1.0 and completion_price is None
 evaluate: {predict: {generation.output: x.jsonl}}

@@ -80,7 +80,7 @@ methods: {dpo: 3}
 base: [preferense]
     (did you mean preference?)
 methods: [dpo]
-    methods: expected dict, but got ['dpo']
+    methods: expected dict[str, SweptMethod], but got ['dpo']
 options: {1: 2}
     the option 1 is no text; name it as pacmr fit does
 output: "out/{seed}"
