@@ -105,10 +105,9 @@ class StepPairs:
         Kept gradients are multiplied; others in one forward and one backward pass, and dropped.
         """
         if self.kept is None:
-            dots = [[*self.each_gradient(part, rows, direction)[2].values()] for part, rows in self.parts]
-        else:
-            each = [part.each or {} for part in self.kept]
-            dots = [[g.flatten(1) @ direction[name].flatten() for name, g in part.items()] for part in each]
+            return torch.cat([self.each_gradient(part, rows, direction)[2]["e"] for part, rows in self.parts])
+        each = [part.each or {} for part in self.kept]
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in part.items()] for part in each]
         return torch.cat([torch.stack(part).sum(0) for part in dots])
 
     @torch.no_grad()
@@ -125,11 +124,10 @@ class StepPairs:
         self, part: PairBatch, rows: Rows, direction: Direction | None = None
     ) -> tuple[Rewards, Tensor, Direction]:
         """Return rewards, (n,) losses and ``single_gradients`` of l_i of one of ``parts``, from one pass."""
-        with self.policy.single_gradients(rows, direction) as each, torch.enable_grad():
+        with self.policy.single_gradients(rows, direction) as leaves, torch.enable_grad():
             rewards, losses = self.forward(part, rows)
-            # Reaches all layers, and returns nothing.
-            torch.autograd.grad(losses.sum(), [*self.policy.adapter().values()], allow_unused=True)
-        return rewards.detach(), losses.detach(), each
+            each = torch.autograd.grad(losses.sum(), [*leaves.values()], materialize_grads=True)
+        return rewards.detach(), losses.detach(), dict(zip(leaves, each, strict=True))
 
 
 RecomputedStepPairs = StepPairs  # by its default, which keeps nothing

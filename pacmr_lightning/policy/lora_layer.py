@@ -13,7 +13,7 @@ and the weights' gradients are not rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +68,7 @@ class PolicyLora(nn.Module):
     shift: tuple[Tensor, Tensor] | None = None
     """(dA, dB), which are added to A and B."""
     per_pair: PerPair | None = None
-    """If set, backward hands single pairs' gradients of A and B to it, and none to autograd."""
+    """If set, backward gives single pairs' gradients, and none of A and B."""
     compute_dtype: torch.dtype | None = None
     """The dtype of the products where the input has it; else they are in that of the weights."""
     in_place = True
@@ -117,12 +117,13 @@ class PolicyLora(nn.Module):
         if x is known:
             return y
         layers = [self, *(other for other in self.others if other.scaling == self.scaling)]
-        tensors = chain.from_iterable((each.base_layer(x), *each.factors()) for each in layers)
         half, per_pair = self.compute_dtype == x.dtype, [each.per_pair for each in layers]
         dtype = x.dtype if half else self.lora_A[ADAPTER].weight.dtype
         casts = self.casts if half and len(layers) > len(self.others) else None
         more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, casts
-        outputs = _LoraProducts.apply(x, *more, *tensors)
+        leaves = (of.leaves if of is not None else () for of in per_pair)
+        tensors = [(each.base_layer(x), *each.factors(), *next(leaves)) for each in layers]
+        outputs = _LoraProducts.apply(x, *more, *chain(*tensors))
         for each, y in zip(layers[1:], outputs[1:], strict=True):
             each.waiting = x, y
         return outputs[0]
@@ -244,32 +245,28 @@ class TokensOfPairs:
 
 @dataclass(eq=False)
 class PerPair:
-    """Single pairs' gradients of a layer's A and B, which its backward adds at each use of the layer.
+    """Leaves of the graph that stand for each pair's own A and B: their gradients are single pairs'.
 
     Args:
         tokens: the rows' pairs.
-        rank: r of the layer.
-        direction: (dA, dB); if given, only each gradient's product with it is kept.
+        leaves: (N, r, in) and (N, out, r); with a direction (N,) e alone, for A + e_i dA and B + e_i dB.
+        direction: (dA, dB).
     """
 
     tokens: TokensOfPairs
-    rank: int
-    direction: Sequence[Tensor] | None = None
-    found: Sequence[Tensor] = ()
-    """(N, r, in) and (N, out, r), or (N,) twice; empty before the first use."""
+    leaves: Sequence[Tensor]
+    direction: Sequence[Tensor] = ()
 
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add one use's (N, k, in) and (N, out, k) gradients of the layer's ``factors``."""
-        if a.shape[1] > self.rank:  # shifted: [A dA A dA] and [B B dB dB]
-            (a, _, again, _), (b, twice, _, _) = a.split(self.rank, 1), b.split(self.rank, 2)
+    def gradients(self, a: Tensor, b: Tensor) -> Sequence[Tensor]:
+        """Return those of ``leaves`` from (N, k, in) and (N, out, k) gradients of ``factors``."""
+        rank = (self.direction or self.leaves)[0].shape[-2]
+        if a.shape[1] > rank:  # shifted: [A dA A dA] and [B B dB dB]
+            (a, _, again, _), (b, twice, _, _) = a.split(rank, 1), b.split(rank, 2)
             a, b = a + again, b + twice
-        gradients: Sequence[Tensor] = a, b
-        if self.direction is not None:
-            both = zip(gradients, self.direction, strict=True)
-            gradients = [g.flatten(1) @ d.flatten() for g, d in both]
-        if self.found:
-            gradients = [one + use for one, use in zip(self.found, gradients, strict=True)]
-        self.found = gradients
+        if not self.direction:
+            return a, b
+        da, db = self.direction
+        return [a.flatten(1) @ da.flatten() + b.flatten(1) @ db.flatten()]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -294,7 +291,7 @@ def _cat(tensors: list[Tensor] | tuple[Tensor, ...], dim: int) -> Tensor:
 class _LoraProducts(torch.autograd.Function):
     """One node for n layers of one input: calls of operations are most of a small model's time.
 
-    ``tensors`` are each layer's base output and ``factors``.
+    ``tensors`` are each layer's base output, ``factors``, and ``leaves`` of its ``per_pair``.
     """
 
     @staticmethod
@@ -308,7 +305,7 @@ class _LoraProducts(torch.autograd.Function):
         casts: Sequence[Tensor] | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        bases, a, b = tensors[::3], tensors[1::3], tensors[2::3]
+        bases, a, b = (tensors[i :: len(tensors) // len(per_pair)] for i in range(3))
         down, *up = casts or (_cat(a, 0).to(dtype), *(factor.to(dtype) for factor in b))
         h = _scaled(x.flatten(0, -2).to(dtype), down.T, scaling)
         ctx.save_for_backward(x, h, down, *up)
@@ -334,12 +331,10 @@ class _LoraProducts(torch.autograd.Function):
         rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
         gh = _cat([_scaled(each, factor, ctx.scaling) for each, factor in zip(g, up, strict=True)], 1)
         gx = (gh @ down).to(x.dtype).view_as(x) if ctx.needs_input_grad[0] else None
-        single, parts = ctx.per_pair[0] is not None, h.split_with_sizes(ctx.ranks, 1)
-        outer = ctx.per_pair[0].tokens.outer if single else lambda left, right: product(left.T, right)
-        ga: Iterable[Tensor | None] = outer(gh, rows).split_with_sizes(ctx.ranks, -2)
-        gb: Iterable[Tensor | None] = map(outer, g, parts)
-        if single:
-            for taken, *both in zip(ctx.per_pair, ga, gb, strict=True):
-                taken.add(*both)
-            ga = gb = [None] * len(g)
-        return gx, None, None, None, None, None, *chain(*zip(gradients, ga, gb, strict=True))
+        lead, parts = ctx.per_pair[0], h.split_with_sizes(ctx.ranks, 1)
+        outer = lead.tokens.outer if lead is not None else lambda left, right: product(left.T, right)
+        found: Any = zip(outer(gh, rows).split_with_sizes(ctx.ranks, -2), map(outer, g, parts), strict=True)
+        if lead is not None:
+            found = ((None, None, *of.gradients(*ab)) for of, ab in zip(ctx.per_pair, found, strict=True))
+        of_layers = ((one, *more) for one, more in zip(gradients, found, strict=True))
+        return gx, None, None, None, None, None, *chain(*of_layers)

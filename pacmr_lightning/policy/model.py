@@ -329,30 +329,24 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def single_gradients(self, rows: Rows, direction: Direction | None = None) -> Iterator[Direction]:
-        """Take each pair's gradient of a sum over N pairs, from one forward and one backward pass inside.
+        """Yield leaves of the graph of a pass over N pairs inside, whose gradients are single pairs'.
 
-        Yields (N, ...) gradients by adapter parameter, filled at the end, or (N,) products with a
-        ``direction``. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
+        They are (N, ...) by adapter parameter; with a ``direction`` D, (N,) e with which pair i is at
+        omega + e_i D. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
-        gradients: Direction = {}
         layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
-        taken = {}
-        for names, layer in layers.items():
-            along = None if direction is None else [direction[name] for name in names]
-            taken[names] = PerPair(tokens, layer.r[ADAPTER], along)
+        sizes = {name: shape(p) for name, p in self.adapter().items()} if direction is None else {"e": ()}
+        zero = next(iter(self.adapter().values())).new_zeros(())
+        leaves = {name: zero.expand(rows.pairs, *size).requires_grad_() for name, size in sizes.items()}
         try:
             for names, layer in layers.items():
-                layer.per_pair = taken[names]
-            yield gradients
+                own = [leaves[name] for name in names] if direction is None else [leaves["e"]]
+                along = [] if direction is None else [direction[name] for name in names]
+                layer.per_pair = PerPair(tokens, own, along)
+            yield leaves
         finally:
             for layer in layers.values():
                 layer.per_pair = None
-        for names, both in taken.items():
-            gradients |= zip(names, both.found, strict=False)
-        for name, parameter in self.adapter().items():
-            if name not in gradients:  # of a layer that no token passes
-                size = shape(parameter) if direction is None else ()
-                gradients[name] = parameter.new_zeros(rows.pairs, *size)
 
     def keeps_gradients(self, pairs: int) -> bool:
         """Return whether there is memory for each pair's gradient; never under ZeRO-3."""

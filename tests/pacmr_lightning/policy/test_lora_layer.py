@@ -68,22 +68,24 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
         g = torch.randn(2, 1, 7, layer.out_features, dtype=torch.float64)
         y, peft = layer(x), type(layer).__mro__[2].forward(layer, x)
         torch.testing.assert_close(y, peft)
-        taken = layer.per_pair = PerPair(tokens, len(a))
+        leaves = [w.new_zeros(3, *w.shape, requires_grad=True) for w in (a, b)]
+        layer.per_pair = PerPair(tokens, leaves)
         by_pair = layer(x)
         layer.per_pair = None
         for each in g:
             truth = torch.autograd.grad(peft, [x, a, b], each, retain_graph=True)
             found = torch.autograd.grad(y, [x, a, b], each, retain_graph=True)
             torch.testing.assert_close(found, truth)
-            alone = torch.autograd.grad(by_pair, [x, a, b], each, retain_graph=True, allow_unused=True)
-            torch.testing.assert_close(alone[0], truth[0])
-            assert alone[1:] == (None, None)
-            torch.testing.assert_close(tuple(part.sum(0) for part in taken.found), truth[1:])
+            asked = [x, a, b, *leaves]
+            of_x, *none, one, other = torch.autograd.grad(
+                by_pair, asked, each, retain_graph=True, allow_unused=True
+            )
+            torch.testing.assert_close((of_x, one.sum(0), other.sum(0)), truth)
+            assert none == [None, None]
             for pair in range(3):
                 only = each * (tokens.owner == pair)[..., None]
                 truth = torch.autograd.grad(peft, [a, b], only, retain_graph=True)
-                torch.testing.assert_close(tuple(part[pair] for part in taken.found), truth)
-            taken.found = ()
+                torch.testing.assert_close((one[pair], other[pair]), truth)
     assert torch.autograd.gradcheck(layer, x)
 
 
@@ -98,17 +100,19 @@ def test_a_layer_that_is_used_twice(make_policy):
         return layer.base_layer(x) + layer.scaling["default"] * (x @ a.T @ b.T)
 
     tokens = TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2)
-    for along in (None, (torch.randn_like(a), torch.randn_like(b))):
-        taken = layer.per_pair = PerPair(tokens, len(a), along)
+    for along in ((), (torch.randn_like(a), torch.randn_like(b))):
+        shapes = [()] if along else [a.shape, b.shape]
+        leaves = [a.new_zeros(2, *size, requires_grad=True) for size in shapes]
+        layer.per_pair = PerPair(tokens, leaves, along)
         y = layer(layer(x))
         torch.testing.assert_close(y, peft(peft(x)))
         y.backward(g)
         assert a.grad is b.grad is None
         for pair in range(2):
             truth = torch.autograd.grad(peft(peft(x[pair])), [a, b], g[pair])
-            if along is not None:
-                truth = [(part * d).sum() for part, d in zip(truth, along, strict=True)]
-            torch.testing.assert_close([part[pair] for part in taken.found], [*truth])
+            if along:
+                truth = [sum((part * d).sum() for part, d in zip(truth, along, strict=True))]
+            torch.testing.assert_close([leaf.grad[pair] for leaf in leaves], [*truth])
 
 
 @pytest.mark.parametrize(
