@@ -180,15 +180,6 @@ FLOAT32_ERROR = 1e-3
 DTYPES = "float32", "bfloat16"
 
 
-class KeptCoefficients(GhostDotProduct):
-    """Keeps c."""
-
-    def coefficients(self, *of: Any) -> Tensor:
-        """c, as they are."""
-        self.c = super().coefficients(*of)
-        return self.c
-
-
 class Correctness(Bench):
     """Ways of one model, compared with one sequence a row in fp32."""
 
@@ -203,12 +194,11 @@ class Correctness(Bench):
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
         pairs = StepPairs(policy, DPO(0.1), batch_train, self.shape.micro_batch, keep="auto")
         inner = weighted_gradient(pairs, Unweighted())
-        torch.manual_seed(0)
-        weighting = VNetWeighting(PinnedCoverage(0.7), estimator := KeptCoefficients(clip=None))
-        weighting.to(torch.device(self.device))
-        weighting.update(pairs, batch.meta, 1e-4, 1e-4)
-        # VNet's gradient is a few sums of c, which come out right or wrong by chance.
-        parts = {"u": [inner.rewards.u], "DPO's gradient": inner.gradient.values(), "c": [estimator.c]}
+        with policy.shifted(inner.gradient, -1e-4):
+            meta = PinnedCoverage(0.7).gradient(policy, 0.1, batch.meta, self.shape.micro_batch)
+        # Not VNet's gradient: a few sums of c, which come out right or wrong by chance.
+        c = pairs.along(meta.d_meta)
+        parts = {"u": [inner.rewards.u], "DPO's gradient": inner.gradient.values(), "c": [c]}
         plan = f"{policy._plan.attention}, {policy._plan.layout}"
         expected = f"{VARLEN}, packed" if self.on_gpu and dtype != "float32" else SHARED
         fell_back = "" if way.replace(PACKED, expected).startswith(plan) else f"fell back to {plan}; "
