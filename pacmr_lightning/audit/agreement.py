@@ -24,6 +24,7 @@ That is p where the rate is given.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
@@ -65,6 +66,8 @@ class Votes:
     """(N,) votes against it."""
     verdicts: np.ndarray
     """(N, J) 1 for the label, -1 against it, 0 for none."""
+    once: np.ndarray | EllipsisType = ...
+    """(N,) True in one of the rows that have the same votes, which count once; default: in all rows."""
 
     @classmethod
     def single(cls, pairs: int) -> "Votes":
@@ -166,10 +169,10 @@ def agreement(
     resampled = resampled_prompts(prompts, resamples)
     draws = np.array([best, *(cells.fit(weights, rates, start)[0] for weights in resampled)])
     c, margin = cells.shares(best), cells.margins(best)
-    strength = _strength(c, votes)
+    strength = _strength(c[votes.once], votes.right[votes.once], votes.wrong[votes.once])
     strengths = np.exp(np.log(strength) + _SPREAD_OF_S * np.random.default_rng(0).standard_normal(len(draws)))
     strengths[0] = strength
-    gain = cells.out_of_fold(prompts, rates, start)
+    gain = cells.out_of_fold(prompts, rates, start)[votes.once]
     expected = np.empty((len(draws), len(u)), dtype=np.float32)
     for row, parameters, s in zip(expected, draws, strengths, strict=True):
         if known is None:
@@ -180,8 +183,8 @@ def agreement(
     for_label, against = strength * c + votes.right, strength * (1 - c) + votes.wrong
     majority = betainc(against, for_label, 0.5) if known is None else 1 - expected[0]
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    share = votes.right / votes.total  # below: for the side that the score prefers; a half for a score of 0
-    effect = design_effect(np.where(margin == 0, 0.5, np.where(margin > 0, share, 1 - share)), prompts)
+    share = votes.right / votes.total - 0.5  # above one half; below: for the side that the score prefers
+    effect = design_effect((np.sign(margin) * share)[votes.once], prompts[votes.once])
     scale = np.array([1, 1 / cells.unit, *[1] * (len(best) - 2)])
     return Agreement(
         p=1 - expected[0],
@@ -190,8 +193,8 @@ def agreement(
         rate=float(best[0]),
         slope=float(best[1] / cells.unit),
         gain=float(gain.mean()),
-        gain_error=clustered_standard_error(gain, prompts),
-        flips=float(2 * (clean_loss - loss) / effect - np.log(len(u))),
+        gain_error=clustered_standard_error(gain, prompts[votes.once]),
+        flips=float(2 * (clean_loss - loss) / effect - np.log(len(gain))),
         strength=strength,
         draws=draws[1:] * scale,
         expected=expected,
@@ -204,13 +207,13 @@ class _Cells:
     """Pairs by score, of which those with equal verdicts and nearly equal u share a cell."""
 
     def __init__(self, u: np.ndarray, votes: Votes):
-        self.unit = float(np.abs(u).mean()) or 1.0
-        self.u, self.votes = u / self.unit, votes
-        edges = np.unique(np.quantile(self.u, np.linspace(0, 1, _BINS + 1)[1:-1]))
-        columns = np.column_stack([np.searchsorted(edges, self.u, side="right"), votes.verdicts])
+        self.unit = float(np.abs(u[votes.once]).mean()) or 1.0
+        self.u, self.votes, counted = u / self.unit, votes, u[votes.once] / self.unit
+        edges = np.unique(np.quantile(counted, np.linspace(0, 1, _BINS + 1)[1:-1]))
+        columns = np.column_stack([np.searchsorted(edges, counted, side="right"), votes.verdicts[votes.once]])
         kinds, cell = np.unique(columns, axis=0, return_inverse=True)
         self.cell, self.verdicts = cell.reshape(-1), kinds[:, 1:]
-        self.means = np.bincount(self.cell, self.u) / np.bincount(self.cell)
+        self.means = np.bincount(self.cell, counted) / np.bincount(self.cell)
 
     def margins(self, parameters: np.ndarray) -> np.ndarray:
         """(N,) k u + sum of v logit(a)."""
@@ -230,8 +233,8 @@ class _Cells:
         and wrong once before. So which pairs a judge sees may depend on u and the label.
         """
         votes, verdicts, means = self.votes, self.verdicts, self.means
-        right = np.bincount(self.cell, weights * votes.right / votes.total, len(means))
-        wrong = np.bincount(self.cell, weights * votes.wrong / votes.total, len(means))
+        right = np.bincount(self.cell, (weights * votes.right / votes.total)[votes.once], len(means))
+        wrong = np.bincount(self.cell, (weights * votes.wrong / votes.total)[votes.once], len(means))
         there, judges = verdicts != 0, verdicts.shape[1]
         bounds = [rates, (0.0, STEEPEST), *[RELIABILITIES] * judges]
         last = [0.0]
@@ -284,12 +287,12 @@ class _Cells:
         return gain
 
 
-def _strength(c: np.ndarray, votes: Votes) -> float:
+def _strength(c: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> float:
     """Return the most probable s, by the beta-binomial likelihood of pairs with several votes."""
-    several = votes.total > 1
+    several = right + wrong > 1
     if not several.any():
         return SCORE_VOTES
-    a, b, right, wrong = c[several], 1 - c[several], votes.right[several], votes.wrong[several]
+    a, b, right, wrong = c[several], 1 - c[several], right[several], wrong[several]
 
     def loss(log_s: float) -> float:
         s = np.exp(log_s)

@@ -26,9 +26,9 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
 
     Rows of different annotators with the same prompt and responses, in either order, are votes on one pair,
     and several rows of one annotator share one vote. Rows without an annotator may be copies: their votes are
-    their own. Columns: ``votes_for``, ``votes_against``, ``tie`` (the row itself is one), ``pair`` (number of
-    the prompt with its two responses, annotator or not) and ``side`` (1 or -1: the response that the label
-    prefers, the same in all rows of a pair).
+    their own. Columns: ``votes_for``, ``votes_against``, ``once`` (in a first row with these votes), ``tie``
+    (the row itself is one), ``pair`` (number of the prompt with its two responses, annotator or not) and
+    ``side`` (1 or -1: the response that the label prefers, the same in all rows of a pair).
     """
     own = pairs.votes
     who = np.array([None] * len(pairs) if pairs.annotators is None else pairs.annotators, dtype=object)
@@ -46,6 +46,7 @@ def votes_on_pairs(pairs: Any) -> pd.DataFrame:
         {
             "votes_for": total[:, 0],
             "votes_against": total[:, 1],
+            "once": ~pd.Series(voted).duplicated(),
             "tie": pairs.ties,
             "pair": pair,
             "side": side,

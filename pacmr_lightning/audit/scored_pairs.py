@@ -58,7 +58,7 @@ class ScoredPairs:
     def votes(self) -> Votes:
         """Votes of annotators on the pairs, the labels included."""
         right, wrong = (self.pairs[f"votes_{side}"].to_numpy() for side in ("for", "against"))
-        return Votes(right, wrong, np.zeros((len(right), 0)))
+        return Votes(right, wrong, np.zeros((len(right), 0)), self.pairs["once"].to_numpy())
 
 
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:

@@ -77,9 +77,9 @@ def test_a_verdict_is_a_vote_on_each_row_of_a_pair(words, server):
     for row in rows[1:160:8]:
         row["label"] = "tie"
     write_lines("pairs.jsonl", [row | {"id": f"{i}", "annotator": "ab"[i % 2]} for i, row in enumerate(rows)])
-    cli.main(words)
-    assert len({json.dumps(body["messages"]) for body in server.requests}) == 2 * JUDGED
-    assert pd.read_csv("audit/judges.csv")["pairs"].tolist() == [JUDGED]
+    cli.main([*words, "--judged_pairs", "50"])
+    assert len({json.dumps(body["messages"]) for body in server.requests}) == 100
+    assert pd.read_csv("audit/judges.csv")["pairs"].tolist() == [50]
     table = pd.read_parquet("audit/pairs.parquet").set_index("id")
     assert table["vote_1"][[f"{i}" for i in range(1, 160, 8)]].isna().all()
     table = table.loc[[f"{i}" for i in range(160, N)]]

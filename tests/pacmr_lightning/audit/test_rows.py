@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
+from pacmr_lightning.audit.agreement import Votes, agreement
 
 from ...conftest import read_lines, write_lines
 from .conftest import fit, pairs_on, refused
@@ -74,6 +75,10 @@ def test_the_same_pair_once_per_annotator(finished, tmp_path):
             found = table.loc[f"{i}-{name}"]
             assert (found["votes_for"], found["votes_against"]) == (votes.count(own), votes.count(not own))
     assert table.at["again", "p"] == table.at["0-ann", "p"]
+    one = table.loc[[*(f"{i}-ann" for i in range(200)), "bare", "turned"]]  # the same votes as counts
+    u, *votes = one[["probe_u", "votes_for", "votes_against"]].to_numpy().T
+    counts = agreement(u, np.array([*range(200), k, k]), Votes(*votes, np.zeros((202, 0))), resamples=0)
+    assert np.abs(one["p"] - counts.p)[one["decision"].isna()].max() < 1e-5
     groups = pd.read_csv(tmp_path / "found" / "groups.csv").set_index("group")
     of_eve = table[table["annotator"] == "eve"]
     assert groups.at["eve", "suspected"] == of_eve["suggested"].eq("swap").sum() - 1

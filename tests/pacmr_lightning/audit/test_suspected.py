@@ -45,7 +45,7 @@ def frame(n=2000, rate=0.3, known=True):
         "weight": 1 / (1 + np.exp(-0.7 * u)),
         **{"u": u, "delta": 0.0, "a": 0.7, "b": 0.0, "cross_fit_u": u},
         "loss": np.log1p(np.exp(-u)),
-        **{"votes_for": 1.0, "votes_against": 0.0, "tie": False, "pair": range(n), "side": 1},
+        **{"votes_for": 1.0, "votes_against": 0.0, "once": True, "tie": False, "pair": range(n), "side": 1},
         "flipped": pd.array(wrong if known else [None] * n, dtype="boolean"),
     }
     return pd.DataFrame(columns)
