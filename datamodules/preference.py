@@ -206,8 +206,7 @@ class PreferenceDataModule(LightningDataModule):
                 rank_zero_info(self._epoch_line())
                 self._warn_of_rules()
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
-            found = self._pairs_as_found("validation", self.source.name)
-            self.validation_pairs = self._sampled(self._without_ties(found))
+            self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
 
     def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         if split in self._filled:
@@ -236,14 +235,14 @@ class PreferenceDataModule(LightningDataModule):
     def _pairs_as_found(self, split: str, name: str) -> TokenizedPairs:
         raw, rows, counts = self._read(split)
         self._announce(name, split, raw, rows, counts)
-        return TokenizedPairs(rows, self.tokenizer.pad_token_id)
-
-    def _without_ties(self, pairs: TokenizedPairs) -> TokenizedPairs:
+        pairs = TokenizedPairs(rows, self.tokenizer.pad_token_id)
         better = np.flatnonzero(~pairs.ties).tolist()
-        if len(better) in (0, len(pairs)):
+        if len(better) == len(pairs) or (split == "validation" and not better):
             return pairs
+        if not better:
+            raise UserError(f"All {len(pairs):,} pairs of clean_meta are ties; give pairs with a preference.")
         rank_zero_info(
-            f"{self.source.name}, validation: {len(pairs) - len(better):,} of {len(pairs):,} pairs are ties, "
+            f"{name}, {split}: {len(pairs) - len(better):,} of {len(pairs):,} pairs are ties, "
             "of which no response is better; they are left out."
         )
         return pairs.select(better)
@@ -291,7 +290,7 @@ class PreferenceDataModule(LightningDataModule):
             self._kept = [i for i, name in enumerate(ids) if name not in held_out and ours[i] not in texts]
             pairs = pairs.select(self._kept)
             counts["in clean_meta"] = len(rows) - len(pairs)
-        counts["flipped"] = sum(pairs.swapped)
+        counts["flipped"] = int(np.logical_and(pairs.swapped, ~pairs.ties).sum())
         if self.curriculum is not None:
             easiest = _easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
             counts["easiest"] = len(easiest)

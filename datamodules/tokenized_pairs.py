@@ -55,10 +55,11 @@ class TokenizedPairs:
 
     @cached_property
     def flipped(self) -> list[int]:
-        """N values: 1 wrong label, 0 right, -1 unknown; under noise, whether it swapped an unknown one."""
-        flips = zip(self.rows["flipped"][:], self.swapped, strict=True)
+        """N values: 1 wrong label, 0 right, -1 unknown or tie; under noise unknown: whether it swapped."""
+        labels = zip(self.rows["flipped"][:], self.swapped, strict=True)
         unknown = 0 if self._noisy else UNKNOWN
-        return [int(swap) or unknown if known == UNKNOWN else known ^ int(swap) for known, swap in flips]
+        flips = [int(swap) or unknown if known == UNKNOWN else known ^ int(swap) for known, swap in labels]
+        return np.where(self.ties, UNKNOWN, flips).tolist()
 
     @property
     def p_right(self) -> list[float | None]:

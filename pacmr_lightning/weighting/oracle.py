@@ -71,7 +71,7 @@ class DropFlipped(Weighting):
 
     def check_pairs(self, pairs: Any) -> None:
         """Refuse pairs of unknown flips."""
-        if min(pairs.flipped) < 0:
+        if any(flip < 0 for flip, tie in zip(pairs.flipped, pairs.ties, strict=True) if not tie):
             raise UserError(
                 "DropFlipped needs a known flip of every pair; add the column flipped to the rows, or inject "
                 "the noise with noise_rate."
@@ -79,4 +79,4 @@ class DropFlipped(Weighting):
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Return (N,) zeros and ones."""
-        return Weights((batch.flipped == 0).to(rewards.u.dtype))
+        return Weights((batch.flipped != 1).to(rewards.u.dtype))

@@ -123,6 +123,11 @@ def test_clean_pairs_without_ids_are_held_out_by_their_texts(make, write_rows, p
         train, held_out = write_rows(given, "rows.jsonl"), write_rows(clean, "clean.jsonl")
         data = make(Files(train, train), clean_meta=Files(held_out, held_out), meta_batch_size=8)
         assert data.counts["train"]["in clean_meta"] == 8
+    ties = [row | {"label": "tie"} for row in clean]
+    some = Files(write_rows([*ties[:2], *clean[2:]], "some.jsonl"), train)
+    assert len(make(clean_meta=some, meta_batch_size=4).clean_pairs) == 6
+    with pytest.raises(UserError, match="All 8 pairs of clean_meta are ties"):
+        make(clean_meta=Files(write_rows(ties, "ties.jsonl"), train))
 
 
 def test_clean_pairs_come_as_meta_and_never_as_train(make):

@@ -50,12 +50,13 @@ def test_soft_labels_follow_injected_noise(fit):
     assert "AuditedWeights does not use the column weight of the rows" in said
 
 
-def test_votes_and_ties(fit):
+@pytest.mark.parametrize(("hard", "weights"), [("false", [0.5, 3 / 4, 3 / 5]), ("true", [0.5, 1, 1])])
+def test_votes_and_ties(fit, hard, weights):
     def columns(i):
         return {"label": "tie"} if i % 3 == 0 else {"votes_for": 3, "votes_against": i % 3}
 
-    found, said = fit("soft_labels", columns)
-    assert found["weight"].tolist() == pytest.approx([[0.5, 3 / 4, 3 / 5][int(i) % 3] for i in found.index])
+    found, said = fit("soft_labels", columns, "--model.weighting.hard", hard)
+    assert found["weight"].tolist() == pytest.approx([weights[int(i) % 3] for i in found.index])
     assert "labels are ties" not in said
     _, said = fit("dpo", columns, "--output", "other")
     assert "Unweighted does not use the column votes_for of the rows" in said
@@ -63,7 +64,9 @@ def test_votes_and_ties(fit):
 
 
 def test_only_ties_beside_single_labels(fit):
-    _, said = fit("dpo", lambda i: {"label": "Tie (bothbad)" if i % 2 else "chosen"})
+    noise = ("--data.noise_rate", "0.4", "--model.weighting", "DropFlipped")
+    found, said = fit("dpo", lambda i: {"label": "Tie (bothbad)" if i % 2 else "chosen"}, *noise)
+    assert found["weight"].groupby(found.index.astype(int) % 2).min().tolist() == [0, 1]
     assert "labels are ties" in said and "votes_for" not in said and "not read" not in said
 
 
