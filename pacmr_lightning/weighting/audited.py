@@ -34,19 +34,21 @@ class AuditedWeights(Weighting):
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels; None: columns.
         soft_labels: loss p l(u) + (1 - p) l(-u).
-        hard: take the probability as 1 where it is at least one half, and as 0 elsewhere.
+        hard: 0 for suspected label errors (without an audit: below 1/2), else 1; soft labels of ties are 1/2.
     """
 
     def __init__(self, audit: str | None = None, soft_labels: bool = False, hard: bool = False):
         self.audit = audit
         self.soft_labels = soft_labels
         self.hard = hard
+        self._ties: set[str] = set()
 
     def check_pairs(self, pairs: Any) -> None:
         """Refuse a table that is not of these pairs with these labels, or rows without such a column."""
         if self.audit is None:
             self._known = self._of_columns(pairs)
         else:
+            self._ties = {name for name, tie in zip(pairs.rows["id"][:], pairs.ties, strict=True) if tie}
             _ = self._known  # reports a table without probabilities first
             self._table.check(pairs)
             self.columns = ("votes_for",)  # p_majority uses the votes
@@ -80,7 +82,7 @@ class AuditedWeights(Weighting):
                 "AuditedWeights takes their weights; give each row a value."
             )
         weights = np.array(values, dtype=float)
-        weights = (weights >= 0.5).astype(float) if self.hard else weights
+        weights = np.where(pairs.ties & self.soft_labels, 0.5, weights >= 0.5) if self.hard else weights
         what = "Soft labels" if self.soft_labels else "Weights"
         rank_zero_info(f"{what} are the column {name} of the rows; their mean is {weights.mean():.3g}.")
         return dict(zip(ids, weights.tolist(), strict=True))
@@ -88,7 +90,7 @@ class AuditedWeights(Weighting):
     @cached_property
     def _table(self) -> AuditTable:
         assert self.audit is not None, "check_pairs comes before weights without an audit."
-        return AuditTable(self.audit, "p", "p_majority")
+        return AuditTable(self.audit, "p", "p_majority", *["suggested"] * self.hard)
 
     @cached_property
     def _known(self) -> dict[str, float]:
@@ -106,9 +108,11 @@ class AuditedWeights(Weighting):
                 "probabilities say little; audit again with another --scorer, a larger model or --noise_rate."
             )
         if self.hard:
-            right = right.ge(0.5).astype(float)
+            right = table["suggested"].eq("keep").where(table["p"].notna(), right.ge(0.5)).astype(float)
+            right = right.mask(table["id"].isin(self._ties), 0.5 if self.soft_labels else 1.0)
         if "decision" in table:
-            right = right.mask(table["decision"].eq("drop").fillna(False), 0.5 if self.soft_labels else 0.0)
+            known = {"keep": 1.0, "swap": 0.0, "drop": 0.5 if self.soft_labels else 0.0}
+            right = table["decision"].map(known).astype(float).fillna(right)
         return dict(zip(table["id"], right.tolist(), strict=True))
 
 

@@ -18,7 +18,7 @@ from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights, unmoved
 
 from ...conftest import write_lines
-from .conftest import PAIRS, fit, fit_words, refused
+from .conftest import PAIRS, fit, fit_words, refused, world_rows
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +112,26 @@ def test_going_on(refined, tmp_path, capsys, monkeypatch):
         refine(str(run))
 
 
-def test_what_suspects_are_used_for(first, labels="swap"):
-    refine(str(first), str(first.with_name(labels)), labels=labels, noise_rate=0.3, beta=2.0)
-    folder = first.with_name(labels)
+@pytest.mark.parametrize("labels", ["swap", "drop"])
+def test_what_suspects_are_used_for(finished, tmp_path, labels):
+    rows = [row | ({"label": "tie"} if i % 4 == 1 else {}) for i, row in enumerate(world_rows(PAIRS, 0))]
+    data = ("--data.source.train", str(write_lines(tmp_path / "ties.jsonl", rows)))
+    first, folder = fit(finished, tmp_path / "first", *data), tmp_path / labels
+    refine(str(first), str(folder), labels=labels, noise_rate=0.3, beta=2.0, threshold=0.2)
     assert config_of(folder)["model"]["init_args"]["objective"]["init_args"]["beta"] == 2.0
     assert USES[labels].items() <= config_of(folder)["model"]["init_args"]["weighting"]["init_args"].items()
-    right = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")["p_majority"]
+    audited = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")
+    tied, doubtful = audited["votes_for"].eq(0.5), audited["p"] < 0.5
+    right = audited["suggested"].eq("keep").astype(float).mask(tied, 0.5 if labels == "swap" else 1)
+    assert right.eq(0).any() and (tied & doubtful).any() and (doubtful & right.eq(1) & ~tied).any()
     recorded = read_weights(folder)
-    expected = (right[recorded["id"]].to_numpy() >= 0.5).astype(float)
-    np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
+    np.testing.assert_allclose(recorded["weight"], right[recorded["id"]].to_numpy(), rtol=1e-6)
     assert recorded["a"].isna().all()
+    # The noise exchanges ties, too, which are no wrong labels.
+    assert (recorded["flipped"].isna() == tied[recorded["id"]].to_numpy()).all()
+    mask = pd.read_parquet(first / "noise_mask.parquet").set_index("id")["flipped"][tied.index]
+    counts = json.loads((folder / "summary.json").read_text())["counts"]["train"]
+    assert mask[tied].any() and counts["flipped"] == (mask & ~tied).sum()
 
 
 def test_decisions_by_hand(first, capsys):

@@ -45,8 +45,9 @@ def test_hard_probabilities_of_an_audit(tmp_path, make_batch):
     pd.DataFrame(table | {"texts": "", "p": float("nan")}).to_parquet(file)
     with pytest.warns(UserWarning, match="predict its labels no better than a coin"):
         AuditedWeights(str(file)).weights(REWARDS, batch)
-    pd.DataFrame(table | {"texts": ""}).to_parquet(file)
-    assert AuditedWeights(str(file), hard=True).weights(REWARDS, batch).g.tolist() == [1, 1, 0, 1, 0]
+    suggested = ["keep", "swap", "keep", "keep", "swap"]  # at another threshold than one half
+    pd.DataFrame(table | {"texts": "", "suggested": suggested}).to_parquet(file)
+    assert AuditedWeights(str(file), hard=True).weights(REWARDS, batch).g.tolist() == [1, 0, 1, 1, 0]
     with pytest.raises(UserError, match="lacks the pair pair-5"):  # from Python no datamodule may look at it
         AuditedWeights(str(file), soft_labels=True).weights(REWARDS, make_batch(6))
 
