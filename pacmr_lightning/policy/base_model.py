@@ -16,11 +16,7 @@ from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    _CachedTorchDispatchMode,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import _CachedTorchDispatchMode, create_selective_checkpoint_contexts
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -300,33 +296,31 @@ def recompute_activations(
     if not recomputed:
         getattr(model, f"{kind}_checkpointing_disable")()
         return
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
-    if recomputed == "selective":
-        options["context_fn"] = _keeping
+    more = {"context_fn": _keeping} if recomputed == "selective" else {}
+    options = {"use_reentrant": False, "preserve_rng_state": dropout, **more}
     getattr(model, f"{kind}_checkpointing_enable")(options)
 
 
 def _keeping() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's first pass, which stores what is kept, and of its recomputation."""
-    first, _ = create_selective_checkpoint_contexts(_policy)
-    return first, _KeptAlone(_policy, first.storage)
+    first, _ = create_selective_checkpoint_contexts(_is_kept)
+    return first, _KeptAlone(_is_kept, first.storage)
 
 
-def _policy(_: object, operation: torch._ops.OpOverload, *args: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if _is_kept(operation) else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _is_kept(operation: torch._ops.OpOverload) -> bool:
-    name = operation.name()
-    return name in ("aten::mm", "aten::addmm", "aten::_grouped_mm") or "att" in name
+def _is_kept(_: object, operation: torch._ops.OpOverload, *args: Any, **options: Any) -> bool:
+    return bool(re.search(r"^aten::(add|_grouped_)?mm$|attn|attention", operation.name()))
 
 
 class _KeptAlone(_CachedTorchDispatchMode):
     """torch's also counts the other operations, which are not the same where ZeRO-3 gathers parameters."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_kept(func):
-            return super().__torch_dispatch__(func, types, args, kwargs)
+        if _is_kept(None, func):
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except RuntimeError as error:
+                if "mutated" not in str(error):  # as GPT-OSS adds biases to products in place
+                    raise
         return func(*args, **kwargs or {})
 
 

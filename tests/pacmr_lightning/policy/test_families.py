@@ -39,6 +39,7 @@ FAMILIES = {
 OTHERS = {
     "bert": SIZE,
     "ctrl": {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt_oss": SIZE | EXPERTS | {"layer_types": ["full_attention"] * 2},  # products are written in place
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     "phimoe": SIZE | EXPERTS,
     "recurrent_gemma": SIZE | {"num_hidden_layers": 3, "lru_width": 32},
@@ -116,7 +117,7 @@ def test_a_python_program(name, save, pairs, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["ctrl", "recurrent_gemma", "roberta", "phimoe", "mamba"])
+@pytest.mark.parametrize("family", ["ctrl", "gpt_oss", "recurrent_gemma", "roberta", "phimoe", "mamba"])
 def test_families_that_work(family, save):
     """RoBERTa counts its positions from elsewhere, CTRL scales embeddings in place.
 
@@ -132,8 +133,11 @@ def test_families_that_work(family, save):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     torch.testing.assert_close(found.chosen[0], alone(model, prompt, chosen), atol=1e-4, rtol=0)
     torch.testing.assert_close(found.rejected[1], alone(model, prompt[:2], rejected), atol=1e-4, rtol=0)
-    found.chosen.sum().backward()
-    assert all(weight.grad is not None for weight in policy.adapter().values())
+    gradients = torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
+    if policy.model.supports_gradient_checkpointing:
+        policy.recompute("selective")
+        policy.log_probs(batch).chosen.sum().backward()
+        torch.testing.assert_close([p.grad for p in policy.adapter().values()], [*gradients])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -143,11 +147,7 @@ def test_families_that_work(family, save):
         ("bert", "all-linear", "predictions of BertLMHeadModel change by .* with the tokens after them"),
         ("xlnet", "all-linear", "predictions of XLNetLMHeadModel change by .* with the tokens after them"),
         ("mamba", "all-linear", r"PEFT cannot adapt in MambaForCausalLM.*\[dt_proj, in_proj, x_proj\]"),
-        (
-            "mamba",
-            ["dt_proj", "in_proj"],
-            r"does not call 2 of its 4 layers.*layers.0.mixer.dt_proj.*\[in_proj, out_proj, x_proj\]",
-        ),
+        ("mamba", ["dt_proj", "in_proj"], r"2 of its 4 .*0.mixer.dt_proj.*\[in_proj, out_proj, x_proj\]"),
     ],
 )
 def test_families_that_are_refused(family, targets, said, save):
