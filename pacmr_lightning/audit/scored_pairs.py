@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 from lightning.fabric import Fabric
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from scipy.special import log_expit
 
 from ..analysis.last_pass import last_pass
@@ -217,8 +218,8 @@ def _with_votes(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]
 
 
 def _placed(name: str, options: AuditOptions) -> PolicyModel:
-    model = PolicyModel(name, rank=1, dtype=options.dtype or "float32")
-    model.build(announce=False)
+    model = PolicyModel(name, target_modules=DUMMY_TARGET_MODULES, dtype=options.dtype or "float32")
+    model.build(announce=False)  # without adapters, since PEFT has none for some layers
     Fabric(accelerator="auto", devices=1).to_device(model)
     return model
 

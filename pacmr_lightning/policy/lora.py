@@ -106,13 +106,13 @@ def linear_names(model: PreTrainedModel) -> list[str]:
     head, others = model.get_output_embeddings(), _below(_without_adapters(model))
     return sorted(
         {
-            name.removesuffix(".base_layer").rpartition(".")[2]
+            last
             for name, module in model.named_modules()
             if module is not head
             and isinstance(module, (nn.Linear, Conv1D))
             and not re.fullmatch(others, name)
-            and not name.rpartition(".")[2].isdigit()  # whole layers end in digits, too
             and ".lora_" not in name
+            and not (last := name.removesuffix(".base_layer").rpartition(".")[2]).isdigit()  # as whole layers
         }
     )
 

@@ -227,8 +227,8 @@ class PolicyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The adapter's device."""
-        return next(iter(self.adapter().values())).device
+        """The adapter's device, or the base's if nothing is adapted."""
+        return next(iter(self.adapter().values()), next(self.parameters())).device
 
     @property
     def is_sharded(self) -> bool:
@@ -554,11 +554,15 @@ class PolicyModel(nn.Module):
 
 
 class _Enough(Exception):
-    """Ends a forward pass."""
+    """Ends a forward pass, with a layer's output."""
+
+
+def _end(_: nn.Module, __: Any, output: Any) -> None:
+    raise _Enough(output)
 
 
 def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = True) -> Tensor:
-    """Return (B, L, H) states after half of the layers, rounded up.
+    """Return (B, L, H) states after half of the layers, rounded up; Gemma 3n's four streams side by side.
 
     ``stop`` false runs all layers, as does a model whose layers are no plain list.
     """
@@ -566,18 +570,12 @@ def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = T
     half = (number + 1) // 2
     lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     if not stop or len(lists) != 1 or half == number:
-        return model.base_model(**inputs, output_hidden_states=True).hidden_states[half]
-    states: list[Tensor] = []
-
-    def read(_: nn.Module, __: Any, output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-        raise _Enough
-
-    handle = lists[0][half - 1].register_forward_hook(read)
-    try:
-        model.base_model(**inputs)
-    except _Enough:
-        pass
-    finally:
-        handle.remove()
-    return states[0]
+        output = model.base_model(**inputs, output_hidden_states=True).hidden_states[half]
+    else:
+        try:
+            with lists[0][half - 1].register_forward_hook(_end):
+                model.base_model(**inputs)
+        except _Enough as enough:
+            (output,) = enough.args
+    states = output[0] if isinstance(output, (tuple, list)) else output
+    return (states if states.shape[:2] == inputs["input_ids"].shape else states.movedim(0, 2)).flatten(2)

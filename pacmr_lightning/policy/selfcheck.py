@@ -73,7 +73,7 @@ def choose_plan(
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
-    device = next(p for p in model.parameters() if p.requires_grad).device
+    device = next((p for p in model.parameters() if p.requires_grad), next(model.parameters())).device
     pairs = move_data_to_device(batch.extremes(), device)
     check = _PairCheck(model, pairs, score, trusted, compiled)
     candidates = attention_plans(model, asked, layout, device)

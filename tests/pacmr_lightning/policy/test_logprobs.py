@@ -96,10 +96,10 @@ def test_states_of_responses(layout, make_policy, make_batch):
     assert not torch.allclose(reference, found, atol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral", "mamba"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "openai-gpt", "gemma2", "mixtral", "mamba"])
 def test_states_without_the_layers_above(kind):
     small = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 64, "pad_token_id": 0}
-    if kind == "gpt2":
+    if "gpt" in kind:
         small = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 64}
     elif kind != "mamba":
         small |= {"intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
