@@ -27,7 +27,7 @@ from ..policy.base_model import check_savable, load_base, recompute_activations,
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import SFT_KEYS, add_lora, check_keys, other_parts
-from ..policy.merged_adapters import KEPT, merge_rounded
+from ..policy.merged_adapters import KEPT, check_mergeable, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
 from ..policy.positions import choose_by_row
 from ..waiting import waiting
@@ -182,6 +182,7 @@ class SFTModule(TrainedOnly):
             with waiting("Hashing the base model's weights"):  # a fit may come after an evaluation
                 self._base_digest = weights_digest(network)
             network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
+            check_mergeable(network)
         elif others := other_parts(network):
             for name in others:
                 network.get_submodule(name).requires_grad_(False)

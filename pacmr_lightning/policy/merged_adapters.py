@@ -63,6 +63,7 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedMod
             f"The adapter {name} is of PEFT's kind {config.peft_type.value}, which cannot be merged into the "
             "model that it was trained on; name a LoRA adapter, or a whole model."
         )
+    check_mergeable(adapted)
     expected = next_token_log_probs(adapted, tokens)
     untie_head(model)
     try:
@@ -101,6 +102,18 @@ def untie_head(model: PreTrainedModel) -> None:
                 config.tie_word_embeddings = False
 
 
+def check_mergeable(model: PeftModel) -> None:
+    """Raise UserError if layers with adapters of their own share a weight, as Zamba's do."""
+    head = model.get_base_model().get_output_embeddings()  # merging unties it
+    layers = {name: x for name, x in model.named_modules() if isinstance(x, LoraLayer) and x is not head}
+    owners = {getattr(x.get_base_layer(), "weight", x): name for name, x in layers.items()}
+    if shared := sorted(layers.keys() - set(owners.values())):
+        raise UserError(
+            f"{shared[0]} shares its weight with a layer that has an adapter of its own, so they cannot be "
+            "merged; export without --merged, or train without such layers (exclude_modules)."
+        )
+
+
 def merge_rounded(
     model: Any, dtype: torch.dtype, values: Callable[[], Tensor] | None, effect: Tensor | None = None
 ) -> tuple[PreTrainedModel, float | None]:
@@ -118,8 +131,9 @@ def merge_rounded(
         weights in float32.
 
     Raises:
-        UserError: a merged weight is not finite in ``dtype``.
+        UserError: a merged weight is not finite in ``dtype``, or has two adapters.
     """
+    check_mergeable(model)
     parameters = sum(p.numel() for p in model.parameters())
     measured = values is not None and (4 - model.dtype.itemsize) * parameters < free_memory()
     if measured or dtype != model.dtype:

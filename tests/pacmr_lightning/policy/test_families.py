@@ -10,14 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, xLSTMCo
 
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules import CompletionFiles, Files, PreferenceDataModule, SFTDataModule
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import Decoding, generated
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.lora import add_lora
+from pacmr_lightning.policy.merged_adapters import merge_rounded
 
 from ...conftest import files, quiet_trainer, read_lines, short_fit, write_lines
 
@@ -45,6 +47,7 @@ OTHERS = {
     "phimoe": SIZE | EXPERTS,
     "recurrent_gemma": SIZE | {"num_hidden_layers": 3, "lru_width": 32},
     "roberta": SIZE | {"is_decoder": True},
+    "zamba2": SIZE | {"layers_block_type": ["hybrid"] * 2, "n_mamba_heads": 8, "mamba_headdim": 8},
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48},
 }
 PAIR = [7, 8, 9, 10, 11], [12, 13, 14], [15, 16]
@@ -160,6 +163,18 @@ def test_families_that_are_refused(family, targets, said, save, pairs, tmp_path)
         policy.log_probs(PairBatch.collate(["a"], *([part] for part in PAIR)))
     if "with the tokens after them" not in said:  # an audit needs no adapter
         cli.main(["audit", folder, "--data", pairs[0], "--noise_rate", "0.2", "--output", str(tmp_path)])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_share_a_weight_are_not_merged(save, tmp_path):
+    folder, lora = save(config_of("zamba2")), {"r": 2, "target_modules": ["q_proj"]}
+    rows = write_lines(tmp_path / "sft.jsonl", [{"prompt": "What is it?", "completion": " A book."}] * 8)
+    data = SFTDataModule(CompletionFiles(rows, rows), folder, batch_size=4)
+    with pytest.raises(UserError, match="q_proj shares its weight"):
+        quiet_trainer(tmp_path / "sft", fast_dev_run=True).fit(SFTModule(folder, lora=lora), data)
+    model = add_lora(AutoModelForCausalLM.from_pretrained(folder), lora, "lora")
+    with pytest.raises(UserError, match="q_proj shares its weight"):
+        merge_rounded(model, torch.float32, None)
 
 
 @pytest.mark.filterwarnings("ignore")
