@@ -18,7 +18,8 @@ from .conftest import Module, fit, train
 
 @pytest.mark.slow
 def test_values_of_a_real_run(tiny_llama, tmp_path):
-    # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
+    # A threshold that all pairs pass and a fast VNet, so that its surface is not flat; some seeds' units die.
+    torch.manual_seed(0)
     weighting = VNetWeighting(every=1, learning_rate=0.05)
     weighting.outer.tau = 0.5
     callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16, every=3)]
