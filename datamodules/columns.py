@@ -13,6 +13,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
+import numpy as np
 from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
@@ -130,9 +131,8 @@ def _number(
     value: object, largest: float = sys.float_info.max, what: str = "a number of at least 0"
 ) -> float:
     number = value
-    if isinstance(number, (str, Decimal)):
-        with suppress(ValueError):
-            number = float(number)
+    with suppress(ValueError):
+        number = float(value) if isinstance(value, (str, Decimal, np.integer, np.floating)) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= largest:
         raise ValueError(f"{value!r}, but it must be {what}")
     return float(number)

@@ -68,8 +68,8 @@ def test_ids_and_categories_of_any_type(tmp_path):
     for rows in ([ROW, plain["id"]], [plain["id"], ROW]):  # a made id is another row's own
         with pytest.raises(UserError, match=f"row 2 has the id '{plain['id']}' of test, row 1"):
             pairs(*(ROW | {"id": row} if isinstance(row, str) else row for row in rows))
-    [found] = pairs(ROW | {"category": float("nan")})
-    assert found["category"] is None and found["unread"] is None
+    [found] = pairs(ROW | {"category": float("nan"), "weight": pd.Series([2]).iloc[0]})
+    assert found["category"] is None and found["weight"] == 2 and found["unread"] is None
     for value in ([1], {"a": 1}, 1.5, 2.0**60):
         with pytest.raises(UserError, match=r"row 1: 'id' is .*a whole number or a date"):
             pairs(ROW | {"id": value})
