@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from ..errors import UserError, check_at_least, check_within
+from ..errors import UserError, check_at_least, check_choice, check_within
 from ..evaluation.judging import PairJudge, check_distinct, check_prices
 from ..files import check_writable, local_path
 from ..policy.numerics import AskedDtype
@@ -78,6 +78,8 @@ class AuditOptions:
     completion_price: float | None = None
 
     def __post_init__(self) -> None:
+        check_choice(Literal[Choice, None], scorer=self.scorer)
+        check_choice(Literal[Action, None], action=self.action)
         check_at_least(0, top=self.top, sample=self.sample)
         check_within("(0, 1)", threshold=self.threshold)
         check_within("(0, 0.5)", noise_rate=self.noise_rate)

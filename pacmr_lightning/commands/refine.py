@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from ..audit import AuditOptions, audit
-from ..errors import UserError, check_within
+from ..errors import UserError, check_choice, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
 from ..files import check_writable, content_digest, local_path, write_json
 from ..objectives import DPO
@@ -72,6 +72,7 @@ def refine(
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
     """
+    check_choice(Labels, labels=labels)
     if beta is not None:
         DPO(beta)  # refuses one that is out of range
     audited = AuditOptions(**options)
@@ -84,9 +85,8 @@ def refine(
         )
     folder = local_path(output) if output else folder_beside(run, "refined")
     audited = replace(audited, output=str(folder / AUDIT))
-    given = {field.name: getattr(audited, field.name) for field in fields(audited)}
-    for name in ("output", "prompt_price", "completion_price"):
-        del given[name]
+    others = ("output", "prompt_price", "completion_price")
+    given = {f.name: getattr(audited, f.name) for f in fields(audited) if f.name not in others}
     asked = {"run": str(run), "labels": labels, "beta": beta, **given}
     asked["checkpoint"] = kept_file(audited.checkpoint, first.checkpoint)
     if (file := audited.decisions) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..embedded_world import World
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, check_choice
 from .answer_store import AnswerStore
 from .chat_completion import NO_TOKENS, Tokens
 from .conversation import Messages, message_text
@@ -174,6 +174,7 @@ class EndpointJudge(PairJudge):
     """
 
     def __init__(self, task: Literal["summary", "dialogue", "tldr", "hh"] = "dialogue", **endpoint: Any):
+        check_choice(Literal[Task, "tldr", "hh"], task=task)
         self.task: Task = "summary" if task == "tldr" else "dialogue" if task == "hh" else task
         self.endpoint = Endpoint(**endpoint)
         self.name = self.endpoint.model

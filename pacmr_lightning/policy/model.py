@@ -125,7 +125,6 @@ class PolicyModel(nn.Module):
         check_at_least(1, logit_chunk=logit_chunk)
         check_choice(LoraDtype, lora_compute_dtype=lora_compute_dtype)
         check_choice(AskedLayout, layout=layout)
-        check_choice(AskedDtype, dtype=dtype)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, check_choice
 
 AskedDtype = Literal["auto", "float32", "bfloat16"]
 Recomputed = bool | Literal["selective"]
@@ -20,6 +20,7 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
 
     ``gpu`` None: whether there is one. Most CPUs are much slower in bfloat16.
     """
+    check_choice(AskedDtype, dtype=asked)
     if asked != "auto":
         return getattr(torch, asked)
     if gpu is None:  # before Ampere (T4, V100) torch emulates it slowly
@@ -29,6 +30,7 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
 
 def recomputes(asked: Recomputed | Literal["auto"]) -> Recomputed:
     """Return what is recomputed in backward; "auto": all on a GPU, until a fit tries it."""
+    check_choice(Literal["auto", "selective", True, False], gradient_checkpointing=asked)
     return torch.cuda.is_available() if asked == "auto" else asked
 
 

@@ -7,15 +7,14 @@ from typing import Any, Literal, cast
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
-from ..errors import UserError
+from ..errors import UserError, check_choice
 
 AskedQuantization = Literal["4bit"]
 
 
 def check_quantization(asked: AskedQuantization | None) -> None:
     """Raise UserError for another value, or if bitsandbytes is not installed."""
-    if asked not in (None, "4bit"):
-        raise UserError(f"quantization is {asked}, but it must be 4bit, or null for none.")
+    check_choice(Literal["4bit", None], quantization=asked)
     if asked is not None and find_spec("bitsandbytes") is None:
         raise UserError(
             "quantization is 4bit, which needs bitsandbytes; install it: pip install "

@@ -4,6 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, SFTDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
@@ -99,6 +101,10 @@ def test_a_module_that_there_is_not(save_model):
         (lambda: PolicyModel("a", layout="Separate"), "Separate, but it must be auto, shared or separate"),
         (lambda: PolicyModel("a", dtype="float16"), "float16, but it must be auto, float32 or bfloat16"),
         (lambda: PolicyModel("a", lora_compute_dtype="bfloat16"), "bfloat16, but it must be float32 or base"),
+        (lambda: PolicyModel("a", gradient_checkpointing="selectiv"), "selectiv, but it must be auto, "),
+        (lambda: AuditOptions(action="flip"), "flip, but it must be drop, swap or None"),
+        (lambda: AuditOptions(scorer="poliy"), "poliy, but it must be probe, policy, dpo, judge or None"),
+        (lambda: refine("run", labels="hard"), "hard, but it must be soft, weights, drop, swap or easiest"),
         (lambda: PolicyModel("a", alpha=0), "alpha is 0, but it must be above 0"),
         (lambda: PromptAugmentationConsistency(normalize="M"), "M, but it must be meta or retained"),
         (lambda: PreferenceDataModule(EmbeddedWorld(8), "a", reference="Live"), "must be live or cached"),
