@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
 def _step(path: Path, training: bool) -> int:
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception:  # the kind depends on where the file is damaged
-        raise _DamagedError("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
+    except Exception as error:  # the kind depends on where the file is damaged
+        raise _DamagedError("it is empty" if path.stat().st_size == 0 else unreadable(error)) from None
     if not isinstance(content, dict) or not content.keys() >= CONTENT:
         raise _DamagedError("it is not a checkpoint of a run")
     if training and not content.keys() >= TRAINING:
@@ -117,12 +118,15 @@ def _step(path: Path, training: bool) -> int:
     return int(content["global_step"])
 
 
+def unreadable(error: Exception) -> str:
+    """Return why a checkpoint cannot be read, from torch's error."""
+    code = "unsupported global" in str(error).lower()
+    return "it holds more than tensors and plain values, which could run code" if code else "it is damaged"
+
+
 def _check_sums(path: Path) -> None:
     """Check the whole file against its checksums, which torch ignores."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            bad = file.testzip()
-    except Exception:
-        bad = path.name
-    if bad is not None:
-        raise _DamagedError("it is damaged")
+    with suppress(Exception), zipfile.ZipFile(path) as file:
+        if file.testzip() is None:
+            return
+    raise _DamagedError("it is damaged")

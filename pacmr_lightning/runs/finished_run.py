@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..files import expanded, local_path
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
+from .checkpoints import unreadable
 from .folder import CHECKPOINTS, CONFIG
 from .option_parser import OptionParser, short_message
 
@@ -134,12 +135,7 @@ def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        if "unsupported global" in str(error).lower():
-            raise UserError(
-                f"{path} holds more than tensors and plain values, which is not loaded because it could run "
-                "code; name another with --checkpoint."
-            ) from None
-        raise UserError(f"{path} cannot be read as a checkpoint; name another with --checkpoint.") from None
+        raise UserError(f"{path} is unusable: {unreadable(error)}; name another with --checkpoint.") from None
     module.configure_model()
     try:
         module.on_load_checkpoint(checkpoint)

@@ -43,7 +43,7 @@ DAMAGES = {
     "garbage": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(range(256)) * 100), "it is damaged"),
     "one bit": (flip_a_bit, "it is damaged"),
     "a model": (lambda path: torch.save({"a": torch.zeros(3)}, path), "it is not a checkpoint of a run"),
-    "code": (lambda path: torch.save(checkpoint(9) | {"x": Code()}, path), "it is damaged"),
+    "code": (lambda path: torch.save(checkpoint(9) | {"x": Code()}, path), "it holds more than tensors"),
     "weights": (lambda path: torch.save(dict(list(checkpoint(9).items())[:3]), path), "weights only"),
 }
 
