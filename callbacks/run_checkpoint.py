@@ -41,6 +41,9 @@ class RunCheckpoint(ModelCheckpoint):
 
     _default: Any = None  # the last run's dirpath, if none was given
 
+    def __init__(self, *args: Any, enable_version_counter: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs, enable_version_counter=enable_version_counter)  # type: ignore[misc]
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Default to the run's folder, with ``last.ckpt``; refuse options after which no run can resume."""
         for option, value, why in (
@@ -134,8 +137,7 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, *args: Any) -> None:
         """Save nothing yet."""
 
-    def on_train_epoch_end(self, *args: Any) -> None:
-        """Save nothing yet."""
+    on_train_epoch_end = on_train_batch_end  # type: ignore[assignment]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the monitored value, which changes if it is one of the validation."""

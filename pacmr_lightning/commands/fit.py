@@ -87,14 +87,13 @@ class PacmrCLI(LightningCLI):
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "step-{step}",
                 "checkpoint.auto_insert_metric_name": False,
-                # One run per folder, so replace files of the same name.
-                "checkpoint.enable_version_counter": False,
                 # Its table counts metrics and 0 FLOPs; the modules print their parameter counts.
                 "trainer.enable_model_summary": False,
             }
         )
-        parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
-        parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
+        weighting, model = "model.init_args.weighting", "model.init_args.policy.init_args.model"
+        parser.link_arguments((weighting, "data"), "data.init_args.meta_every", compute_fn=_every)
+        parser.link_arguments((model, "data"), "data.init_args.tokenizer", compute_fn=_linked)
 
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
@@ -142,10 +141,7 @@ class PacmrCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         return {**kwargs, "verbose": False} if "verbose" in kwargs else kwargs
 
-    @only_results()
-    def instantiate_classes(self) -> None:
-        """Make trainer, module and datamodule."""
-        super().instantiate_classes()
+    instantiate_classes = only_results()(LightningCLI.instantiate_classes)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's version overrides the command line with the checkpoint's options."""
@@ -181,8 +177,9 @@ class PacmrCLI(LightningCLI):
             config.ckpt_path, root / CHECKPOINTS, training=self.subcommand == "fit"
         )
         config.checkpoint.dirpath = None if trial else str(root / CHECKPOINTS)
-        if self.subcommand == "fit" and not trial:
-            _remove_partial_files(root)
+        if self.subcommand == "fit" and not trial and not rank_zero_only.rank:  # type: ignore[attr-defined]
+            for left in root.rglob(".*.partial"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a failure leaves no new folder before step 1, and no new config before a checkpoint."""
@@ -279,14 +276,15 @@ def _as_list(value: Any) -> list[Any]:
     return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
 
 
-@rank_zero_only
-def _remove_partial_files(root: Path) -> None:
-    for left in root.rglob(".*.partial"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def _every(weighting: Namespace | None) -> int | None:
+def _every(weighting: Namespace | None, data: Namespace | None) -> int | None:
     """Return the weighting's ``every``, an option or class attribute; None for one without meta-batches."""
-    if weighting is None or not (kind := resolve_name(weighting.class_path)).needs_meta:
-        return None
-    return (weighting.get("init_args") or {}).get("every", kind.every)
+    every = None
+    if weighting is not None and (kind := resolve_name(weighting.class_path)).needs_meta:
+        every = (weighting.get("init_args") or {}).get("every", kind.every)
+    return _linked(every, data, "meta_every")
+
+
+def _linked(value: Any, data: Namespace | None, name: str = "tokenizer") -> Any:
+    if data and (given := data.get(f"init_args.{name}")) not in (None, value):
+        raise UserError(f"data.{name} is {given}, but the model's options make it {value}; leave it out")
+    return value

@@ -90,6 +90,7 @@ class OptionParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a UserError of one sentence; if nested, an ArgumentError as jsonargparse does."""
+        message = message.rpartition(") failed: ")[2]  # of the function of a link
         key, text = cause_of(message, getattr(ex, "subcommand_parser", None) or self)
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{key}":\n  {text}') from ex

@@ -55,7 +55,7 @@ def test_last_is_the_end_of_a_run_that_was_stopped(tmp_path):
 
 def test_two_runs_with_one_callback(tmp_path):
     checkpoint = RunCheckpoint(monitor="val/loss")
-    for run in "ab":
+    for run in "aba":
         fit(tmp_path / run, [checkpoint])
     assert len(list(tmp_path.glob("[ab]/checkpoints/*.ckpt"))) == 4
 

@@ -47,7 +47,7 @@ def words(inside, tiny_llama):
         fit --config quickstart/preference --model.policy.model model --data.source.pairs 192
         --data.source.validation_pairs 32 --data.noise_rate 0.3 --trainer.accelerator cpu
         --model.micro_batch_size auto --model.policy.gradient_checkpointing auto
-        --trainer.limit_train_batches 6 --trainer.precision 32 --data.meta_every 2
+        --trainer.limit_train_batches 6 --trainer.precision 32
     """
     return found.split()
 

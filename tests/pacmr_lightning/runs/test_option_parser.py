@@ -45,6 +45,10 @@ TRAINER = """
     one of PolicyModel, or
 --model.policy.target_modules '[1, 2]'
     model.policy.target_modules: expected str or list[str], but got [1, 2].
+--data.meta_every 3
+    data.meta_every is 3, but the model's options make it None; leave it out.
+--data.tokenizer other
+    data.tokenizer is other, but the model's options make it
 --data.global_batch_size ''
     data.global_batch_size: expected int, but got nothing.
 --trainer.enable_progress_bar tru
