@@ -70,7 +70,6 @@ class GenerationWriter(BasePredictionWriter):
         stored = self._answers.exists() and not trainer.fast_dev_run
         self._store = AnswerStore(self._answers) if stored else None
         self._rows, self._stored = {}, 0
-        pl_module.decoding = self.decoding
         if is_reference(pl_module.policy):
             rank_zero_info(
                 "The adapter is untrained, so these are the reference's responses; --ckpt_path names a "
@@ -78,7 +77,8 @@ class GenerationWriter(BasePredictionWriter):
             )
 
     def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
-        """Take the batch's responses from the store if it has all."""
+        """Set the batch's decoding; take its responses from the store if it has all."""
+        batch.decoding = self.decoding
         if self._store is not None:
             answers = self._store.get(keys := self._keys(batch))
             if all(key in answers for key in keys):

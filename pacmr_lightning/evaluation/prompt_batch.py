@@ -49,6 +49,8 @@ class PromptBatch:
     """N dicts of row columns for the file: ``tools`` and ``chat_template_kwargs``."""
     answers: list[Response] | None = None
     """N answers of an earlier run, if nothing is to be generated."""
+    decoding: Any = None
+    """``Decoding`` of this batch; None for greedy."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

@@ -6,6 +6,7 @@ from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -17,6 +18,10 @@ from ..strategies.ranks import on_all_ranks, sum_over_ranks
 from .resumed_options import is_fitting
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
+
+NUMBERS = map(np.dtype, "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"])
+# A state of an own class may hold numpy's numbers, which are plain values too.
+torch.serialization.add_safe_globals([np.float64(0).__reduce__()[0], np.dtype, *{*map(type, NUMBERS)}])
 
 
 class TrainedOnly(LightningModule):

@@ -116,7 +116,6 @@ class PreferenceModule(TrainedOnly):
         self.strict_loading = False
 
         self.held_out_means = RunningMeans((*REWARDS, "kl", "gold_accuracy"))
-        self.decoding = Decoding()
         self.train_means = RunningMeans((*REWARDS, "grad_norm"))
         self.weight_statistics = WeightStatistics()
         self.options: dict[str, Any] = {}
@@ -142,8 +141,7 @@ class PreferenceModule(TrainedOnly):
     @property
     def micro_batch(self) -> MicroBatchSize:
         """The pairs of a forward pass, or its tokens; None for all."""
-        tokens = self.micro_batch_tokens
-        return self.micro_batch_size if tokens is None else TokenBudget(tokens)
+        return TokenBudget(self.micro_batch_tokens) if self.micro_batch_tokens else self.micro_batch_size
 
     def configure_model(self) -> None:
         """Load the policy, once."""
@@ -194,7 +192,7 @@ class PreferenceModule(TrainedOnly):
         size = parameter_count(self.policy.name)
         self.learning_rate = learning_rate_by_size(self.learning_rate, size, updates)
         self.save_hyperparameters({"learning_rate": self.learning_rate})
-        self.options = self._fit_options() | data.fit_options()
+        self.options = self._own_options() | trainer_options(self) | data.fit_options()
         log_short_run(self.trainer)
 
     @property
@@ -231,13 +229,12 @@ class PreferenceModule(TrainedOnly):
                     "as many forward passes; set micro_batch_size instead, or use a lower stage."
                 )
         data = datamodule(self.trainer)
-        if data is not None:
-            check_savable(self.policy.peft, data.tokenizer, self.policy.name)
-            data.fill_reference(self.policy)
-            if self.weighting.every:
-                self.policy.lora_layers()  # raises for experts
-            if self.trainer.ckpt_path is None:  # else the checkpoint's choice
-                self._resolve_auto(data)
+        check_savable(self.policy.peft, data.tokenizer, self.policy.name)
+        data.fill_reference(self.policy)
+        if self.weighting.every:
+            self.policy.lora_layers()  # raises for experts
+        if self.trainer.ckpt_path is None:  # else the checkpoint's choice
+            self._resolve_auto(data)
 
     def _resolve_auto(self, data: Any) -> None:
         """Choose ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto"."""
@@ -318,8 +315,8 @@ class PreferenceModule(TrainedOnly):
             return batch.meta
         if self.weighting.needs_meta:
             raise UserError(
-                f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
-                "but has no meta-batch; set the datamodule's meta_every to the weighting's every."
+                f"Policy update {self.global_step} is due for VNet (every {self.weighting.every}), but has "
+                "no meta-batch; set the datamodule's meta_every to it, or in a config the class's every."
             )
         return batch.train[:0]
 
@@ -337,6 +334,8 @@ class PreferenceModule(TrainedOnly):
 
     def _log_training(self) -> None:
         values = self.train_means.compute() | self.weight_statistics.compute()
+        if taken := values.keys() & {*self.outer_values, *self.objective.learned()}:
+            raise UserError(f"train/{min(taken)} is the module's own curve; name what is learned otherwise.")
         if seldom := {name: values.pop(name) for name in GAP if name in values} | self.outer_values:
             log_numbers(self.trainer, {f"train/{name}": float(value) for name, value in seldom.items()})
         self.outer_values = {}
@@ -378,17 +377,16 @@ class PreferenceModule(TrainedOnly):
         lost = torch.tensor(math.nan, device=self.device)  # the mean is left out if it is not finite
         check_finite(means.get("loss", lost), of=f"{split} loss")
         for name, value in means.items():
-            shown = name in ("loss", "rewards/accuracies")
-            self.log(f"{split}/{name}", value, prog_bar=shown)
+            self.log(f"{split}/{name}", value, prog_bar=name in ("loss", "rewards/accuracies"))
 
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Response]:
-        """Return responses to N prompts, decoded by ``decoding``, or the batch's own."""
+        """Return responses to N prompts, or the batch's own."""
         if batch.answers is not None:
             return batch.answers
         tokenizer = datamodule(self.trainer).tokenizer
-        return respond(self.policy, tokenizer, batch, self.max_new_tokens, self.decoding)
+        return respond(self.policy, tokenizer, batch, self.max_new_tokens, batch.decoding or Decoding())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep trainable parameters only; add options, the reference's digest and learned state."""
@@ -405,7 +403,7 @@ class PreferenceModule(TrainedOnly):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weighting; check the adapter, the reference's weights and, in a fit, the options."""
+        """Restore the weighting; check the adapter, the reference's weights and the options."""
         if is_fitting(self) and "weighting" in checkpoint:  # else it is another module's
             self._take_over(checkpoint["options"])
             check_options(checkpoint["options"], self.options, checkpoint["global_step"])
@@ -423,14 +421,15 @@ class PreferenceModule(TrainedOnly):
                 f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
                 "restore them, or train again in a new folder."
             )
-        for part in ("weighting", "objective"):
-            if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
+        for name, part in (("weighting", self.weighting), ("objective", self.objective)):
+            if checkpoint[name].keys() != part.state_dict().keys():
                 raise UserError(
-                    f"The checkpoint was made with another {part} than {type(getattr(self, part)).__name__}; "
-                    "use the one that it was made with."
+                    f"The checkpoint was made with another {name} than {type(part).__name__}; use the one "
+                    "that it was made with."
                 )
-        self.weighting.load_state_dict(checkpoint["weighting"])
-        self.objective.load_state_dict(checkpoint["objective"])
+            part.load_state_dict(checkpoint[name])
+        if not is_fitting(self):
+            check_options(checkpoint["options"], self._own_options())
         metrics = checkpoint["metrics"]
         # Sums over all ranks, continued by one.
         if self.global_rank == 0:
@@ -442,18 +441,16 @@ class PreferenceModule(TrainedOnly):
         """Use what a checkpoint's fit chose for "auto", so that it is resumed exactly."""
         if not self._auto_options():
             return
-        size = saved["micro_batch_size"]
-        if self.asks_micro_batch_size and size is not None:
+        if self.asks_micro_batch_size and (size := saved["micro_batch_size"]) is not None:
             self.micro_batch_size = math.gcd(size, self._share)
         if self.policy.asks_gradient_checkpointing:
             self.policy.recompute(saved["policy.gradient_checkpointing"])
         self._report_auto("the checkpoint's")
 
-    def _fit_options(self) -> dict[str, Any]:
+    def _own_options(self) -> dict[str, Any]:
         policy = self.policy
-        lora = {
-            {"r": "rank", "lora_alpha": "alpha"}.get(name, name): value for name, value in policy.lora.items()
-        }
+        ours = {"r": "rank", "lora_alpha": "alpha"}
+        lora = {ours.get(name, name): value for name, value in policy.lora.items()}
         if not isinstance(lora["target_modules"], str):
             lora["target_modules"] = set(lora["target_modules"])  # order does not matter
         own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", *_MICRO_BATCH)}
@@ -461,13 +458,9 @@ class PreferenceModule(TrainedOnly):
         numbers = {name: getattr(policy, name) for name in (*names, "lora_compute_dtype")}
         numbers |= {"dtype": str(policy.dtype).removeprefix("torch."), "compile": policy.compiles}
         parts = {"policy": lora | numbers, "objective": self.objective, "weighting": self.weighting}
-        return {**flat_options("", own | parts), **trainer_options(self)}
+        return flat_options("", own | parts)
 
     def _reference_weights(self) -> dict[str, Any]:
         """Return the digest of the reference's weights, and what it depends on besides them."""
-        policy = self.policy
-        return {
-            "digest": policy.reference_digest(),
-            "dtype": str(policy.dtype),
-            "quantization": policy.quantization,
-        }
+        kind = {"dtype": str(self.policy.dtype), "quantization": self.policy.quantization}
+        return {"digest": self.policy.reference_digest()} | kind

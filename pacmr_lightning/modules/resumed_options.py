@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -24,6 +25,8 @@ _USED = {
     "validation pairs",
 }
 """Options that a resumed fit may change; all others must equal the checkpoint's."""
+_EVALUATED, _SAID = ("policy.", "objective", "lora"), ("objective", "policy.dtype", "policy.quantization")
+"""Beginnings of options that an evaluation's values depend on, and of those that it may change."""
 
 
 def is_fitting(module: LightningModule) -> bool:
@@ -47,44 +50,53 @@ def trainer_options(module: LightningModule) -> dict[str, Any]:
 def flat_options(name: str, value: Any) -> dict[str, Any]:
     """Return an option as plain values by dotted name.
 
-    An object has the arguments of its constructor that it keeps under their names; a file its name and
-    content.
+    An object has the arguments of its constructor that it keeps under their names, a file its name and
+    content, a function or class its import path.
     """
+    if isinstance(value, (Enum, os.PathLike)):
+        return flat_options(name, value.value if isinstance(value, Enum) else os.fspath(value))
     # os.path, for which a long text is no file, and no error.
     if isinstance(value, str) and os.path.isfile(path := local_path(value)):
         return {name: f"{path.name} ({content_digest(path)[:12]})"}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (int, float, str)):
         return {name: value}
+    if hasattr(value, "__qualname__"):
+        return {name: f"{value.__module__}.{value.__qualname__}"}
+    several = isinstance(value, (list, tuple, set))
     if isinstance(value, Mapping):
         items = [(f"{name}.{key}" if name else key, item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple, set)):
-        plain = [item if isinstance(item, (bool, int, float)) else str(item) for item in value]
-        return {name: sorted(plain) if isinstance(value, set) else plain}
+    elif several:
+        items = [(f"{name}.{place}", item) for place, item in enumerate(value)]
     else:
         kinds = () if isinstance(value, (nn.Module, Tensor)) else type(value).__mro__[:-1]
         made = [kind.__init__ for kind in kinds]  # type: ignore[misc]
         keys = dict.fromkeys(key for each in made for key in inspect.signature(each).parameters)
         items = [(f"{name}.{key}", getattr(value, key)) for key in keys if hasattr(value, key)]
-    options = {} if isinstance(value, Mapping) else {name: type(value).__name__}
+    options = {} if several or isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:
         options |= flat_options(key, item)
+    if several and len(options) == len(items):  # plain values
+        return {name: sorted(options.values(), key=str) if isinstance(value, set) else [*options.values()]}
     return options
 
 
-def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:
-    """Raise UserError if a resumed fit's option differs that may not change; print those that may."""
+def check_options(saved: dict[str, Any], now: dict[str, Any], done: int | None = None) -> None:
+    """Refuse options that may not change, LoRA's in an evaluation (``done`` None); print others that did."""
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
+    if done is None:
+        changed = [name for name in changed if saved and name.startswith(_EVALUATED) and name not in _USED]
+    may = _USED if done is not None else {name for name in changed if name.startswith(_SAID)}
     told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
     # Options of another class are not compared.
-    refused = [told[name] for name in changed if name not in _USED and name.rpartition(".")[0] not in told]
+    refused = [told[name] for name in changed if name not in may and name.rpartition(".")[0] not in told]
     if refused:
         raise UserError(
-            f"The fit has other options or data than its checkpoint: {', '.join(refused)}; resume with the "
+            f"Other options or data than the checkpoint's are given: {', '.join(refused)}; go on with the "
             "checkpoint's, or start a new run in another folder."
         )
     if told:
-        rank_zero_info(f"Resuming with others than the checkpoint's: {', '.join(told.values())}.")
-    if (planned := now["planned updates"]) <= done:
+        rank_zero_info(f"Going on with others than the checkpoint's: {', '.join(told.values())}.")
+    if done is not None and (planned := now["planned updates"]) <= done:
         rank_zero_info(
             f"Nothing is left to train: {done} of {planned} updates are done; raise max_steps or max_epochs."
         )

@@ -133,9 +133,7 @@ class SFTModule(TrainedOnly):
         """Check what would otherwise fail after the training."""
         self.val_loss.reset()  # an evaluation left inference tensors
         if datamodule(self.trainer) is None:
-            raise UserError(
-                "SFTModule needs a datamodule, whose tokenizer it uses; give fit an SFTDataModule."
-            )
+            raise UserError("SFTModule needs a datamodule with a tokenizer; give fit an SFTDataModule.")
         if stage != "fit":
             return
         self._check_folder(own=True)  # as a resumed run's may be
@@ -292,7 +290,7 @@ class SFTModule(TrainedOnly):
                 "with the model and lora options that it was made with."
             )
         if not is_fitting(self):
-            return
+            return check_options(checkpoint["options"], flat_options("", {"lora": self.hparams["lora"]}))
         self._saved_to = checkpoint["hyper_parameters"]["save_to"]
         searches = any(isinstance(each, LearningRateFinder) for each in vars(self.trainer)["callbacks"])
         if searches and checkpoint["global_step"]:  # else its own checkpoint
@@ -321,18 +319,12 @@ def _new_llama(
     options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
 ) -> PreTrainedModel:
     try:
-        config = LlamaConfig(
-            **options,
-            vocab_size=len(tokenizer),
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        special = {name: getattr(tokenizer, name) for name in names}
+        config = LlamaConfig(**options, vocab_size=len(tokenizer), **special)
     except StrictDataclassError as error:
         reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
-        raise UserError(
-            f"from_scratch does not describe a Llama model ({reason}); change that value."
-        ) from None
+        raise UserError(f"from_scratch does not describe a Llama model ({reason}); change it.") from None
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from ..batch import MicroBatchSize, PairBatch
-from ..errors import UserError, check_within
+from ..errors import UserError, check_choice, check_within
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency, sums_over_ranks
 from ..meta_gradient.step_pairs import AskedGradients, GhostDotProduct, MetaGradientEstimator, StepPairs
 from ..objectives import Objective
@@ -101,6 +101,9 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         rewards.append(part.rewards.detach())
         losses.append(part.losses.detach())
         weights = weighting.weights(rewards[-1], part.batch)  # line 4: g_i
+        for of, shape in ((weighting, (*weights.g.shape,)), (objective, (*part.losses.shape,))):
+            if shape != (n := len(part.batch),):  # would be broadcast
+                raise UserError(f"{type(of).__name__} returns the shape {shape} for {n} pairs, not ({n},).")
         parts.append(weights)
         factors = weights.g / total
         swapped = (1 - weights.g) / total if weighting.soft_labels else None
@@ -169,6 +172,7 @@ class VNetWeighting(Weighting):
         check_within("(0, 1e30]", " (Qu et al.: 0.001)", **{"VNet's learning_rate": learning_rate})
         check_within("[0, 1e30]", virtual_lr=virtual_lr)
         check_within("[0, 1)", floor=floor)
+        check_choice(Literal["auto", True, False], keep_gradients=keep_gradients)
         if max_slope is not None and max_slope <= start_slope:
             raise UserError(
                 f"max_slope is {max_slope:g}, but start_slope is {start_slope:g}; give a larger max_slope or "

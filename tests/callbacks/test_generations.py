@@ -41,7 +41,10 @@ def predict(tmp_path, model):
                 parameter.add_(moved)
         options = {"validation_batch_size": 4, "predict_prompts": 10, **(data or {})}
         trainer = quiet_trainer(tmp_path / folder, [GenerationWriter(**writer)], **(trainer or {}))
-        trainer.predict(module, PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options))
+        data = PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options)
+        greedy = writer.get("temperature") and str(quiet_trainer(None).predict(module, data))
+        trainer.predict(module, data)
+        assert not greedy or greedy == str(quiet_trainer(None).predict(module, data))
         return read_lines(writer.get("output", tmp_path / folder / "generations.jsonl"))
 
     return run

@@ -193,7 +193,10 @@ def test_bad_runs(run, capsys, tmp_path):
 def test_checkpoints_that_do_not_fit(run, capsys):
     config, checkpoint = (run / "config.yaml").read_text(), (run / LAST).read_bytes()
     policy = yaml.safe_load(config)["model"]["init_args"]["policy"]
-    for change, message in (({"rank": 3}, "does not fit"), ({"target_modules": ["q_proj"]}, "does not fit")):
+    for change, message in (
+        ({"rank": 3}, "rank 3 instead of"),
+        ({"target_modules": ["q_proj"]}, "does not fit"),
+    ):
         edit_config(run, "model", policy=policy | {"init_args": policy["init_args"] | change})
         assert message in refused([str(run)], capsys)
     edit_config(run, "model", policy=policy, learning_rate="fast")
@@ -201,7 +204,7 @@ def test_checkpoints_that_do_not_fit(run, capsys):
     (run / "config.yaml").write_text(config)
     for content in (b"", b"no checkpoint", checkpoint[:1000]):
         (run / LAST).write_bytes(content)
-        assert "cannot be read as a checkpoint" in refused([str(run)], capsys)
+        assert "unusable: it is damaged" in refused([str(run)], capsys)
     torch.save({"weights": torch.zeros(1)}, run / LAST)
     assert "does not fit" in refused([str(run)], capsys)
 

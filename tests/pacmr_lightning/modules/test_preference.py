@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.tuner import Tuner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
@@ -29,7 +31,7 @@ from pacmr_lightning.modules.resumed_options import check_options, flat_options
 from pacmr_lightning.modules.schedule import warmup_cosine
 from pacmr_lightning.objectives import DPO, RDPO, RPOEM, AnnotatorRPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.rewards import Rewards, Weights
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, Unweighted, VNetWeighting
@@ -241,15 +243,21 @@ OTHERS = [
 
 @pytest.mark.parametrize("method", ["dpo", "fixed", "pacmr"])
 def test_a_fit_with_another_method_does_not_resume(make_run, checkpoint, method):
-    make_run(method)
+    make_run(method, more=[type("Best", (Callback,), {"state_dict": lambda _: {"loss": np.float32(1.5)}})()])
     for options, message in (other[1:] for other in OTHERS if other[0] == method):
         with pytest.raises(UserError, match=message):
             make_run(method, "other", ckpt=checkpoint(), **options)
     assert make_run(method, "same", ckpt=checkpoint())[0].global_step == 6
 
 
-def test_another_reference_is_refused(make_run, checkpoint, tmp_path):
+def test_another_reference_is_refused(make_run, checkpoint, tmp_path, caplog):
     trainer, module = make_run("dpo")
+    scaled = PreferenceModule(PolicyModel(module.policy.name, rank=4, alpha=8), DPO(1.0))
+    with pytest.raises(UserError, match=r"are given: policy\.alpha 8 instead of 32; go on with"):
+        trainer.validate(scaled, trainer.datamodule, ckpt_path=checkpoint())
+    other = PreferenceModule(PolicyModel(module.policy.name, rank=4), DPO(0.5))
+    trainer.validate(other, trainer.datamodule, ckpt_path=checkpoint())
+    assert "Going on with others than the checkpoint's: objective.beta 0.5 instead of 1.0." in caplog.text
     copy = tmp_path / "moved"
     shutil.copytree(module.policy.name, copy)
     assert make_run("dpo", "moved-run", model=str(copy), ckpt=checkpoint())[0].global_step == 6
@@ -280,10 +288,7 @@ def test_losses_that_are_no_numbers_stop_the_run(make_run):
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
-        (
-            {"micro_batch_tokens": 9, "micro_batch_size": 2},
-            "micro_batch_tokens is 9 and micro_batch_size 2, but one",
-        ),
+        ({"micro_batch_tokens": 9, "micro_batch_size": 2}, "tokens is 9 and micro_batch_size 2, but one"),
         ({"objective": DrDPO(), "weighting": SigmoidPrior()}, "DrDPO weighs the pairs of a batch itself"),
     ],
 )
@@ -293,13 +298,18 @@ def test_ranges(options, message):
 
 
 def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monkeypatch):
-    message = r"micro_batch_tokens is 20, but the longest pair has \d+ tokens; set it to \d+ or more"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"is 20, but the longest pair has \d+ tokens; set it to \d+ or more"):
         make_run("dpo", module={"micro_batch_tokens": 20})
     with pytest.raises(UserError, match="use GhostDotProduct"):
         make_run("pacmr-central", module={"objective": RPOEM(1.0)})
     with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
         make_run("pacmr", meta_every=None)
+    monkeypatch.setattr(DPO, "learned", lambda _: {"loss": 1.0})
+    with pytest.raises(UserError, match="train/loss is the module's own curve; name"):
+        make_run("dpo")
+    monkeypatch.setattr(Unweighted, "weights", lambda _, rewards, batch: Weights(rewards.u[:, None]))
+    with pytest.raises(UserError, match=r"Unweighted returns the shape \(8, 1\) for 8 pairs, not \(8,\)"):
+        make_run("dpo")
     for precision in ("bf16-mixed", "64-true"):
         with pytest.raises(UserError, match=rf"precision is {precision}, .* leave it at 32-true"):
             make_run("pacmr", precision=precision)
@@ -372,6 +382,9 @@ def test_a_file_is_known_by_its_content(tmp_path):
     saved = flat_options("weighting", AuditedWeights(str(one)))
     saved["planned updates"] = 5
     assert flat_options("", {"long": "x" * 9999}) == {"long": "x" * 9999}
+    given = {"": [GHOST, {2}], "kind": TrainerFn.FITTING, "file": one, "call": json.dumps}
+    found = {".0": "GhostDotProduct", ".0.clip": 10.0, ".1": [2], "kind": "fit", "call": "json.dumps"}
+    assert flat_options("", given) == found | flat_options("file", str(one))
     check_options(saved, flat_options("weighting", AuditedWeights(str(moved))) | {"planned updates": 5}, 3)
     moved.write_text("Probabilities")
     with pytest.raises(UserError, match=r"weighting\.audit pairs\.parquet \(.*\) instead of pairs\.parque"):

@@ -232,6 +232,7 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
         (lambda: CentralDifference(epsilon=0.0), "epsilon"),
         (lambda: GhostDotProduct(clip=0.0), "clip"),
         (lambda: VNetWeighting(floor=1.0), "floor is 1.0"),
+        (lambda: VNetWeighting(keep_gradients="no"), "no, but it must be auto, True or False"),
         (lambda: VNetWeighting(max_slope=0.5), "max_slope is 0.5, but start_slope is 1"),
     ],
 )
