@@ -29,7 +29,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def user_error(error: BaseException) -> UserError | None:
+def user_error(error: BaseException | None) -> UserError | None:
     """Return the ``UserError`` among an exception and its causes."""
     return next((one for one in causes(error) if isinstance(one, UserError)), None)
 

@@ -286,5 +286,5 @@ def _every(weighting: Namespace | None, data: Namespace | None) -> int | None:
 
 def _linked(value: Any, data: Namespace | None, name: str = "tokenizer") -> Any:
     if data and (given := data.get(f"init_args.{name}")) not in (None, value):
-        raise UserError(f"data.{name} is {given}, but the model's options make it {value}; leave it out")
+        raise UserError(f"data.{name} is {given}, but the model's options make it {value}; leave it out.")
     return value

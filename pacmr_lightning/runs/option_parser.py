@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
-from ..errors import UserError, construct
+from ..errors import UserError, construct, user_error
 from ..files import expanded
 from .shipped_configs import with_files
 
@@ -90,8 +90,10 @@ class OptionParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a UserError of one sentence; if nested, an ArgumentError as jsonargparse does."""
-        message = message.rpartition(") failed: ")[2]  # of the function of a link
-        key, text = cause_of(message, getattr(ex, "subcommand_parser", None) or self)
+        own = user_error(ex)  # of a function that links options
+        key, text = (
+            ("", str(own)) if own else cause_of(message, getattr(ex, "subcommand_parser", None) or self)
+        )
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{key}":\n  {text}') from ex
         raise UserError(": ".join(filter(None, (self._file, key, text)))) from None
