@@ -251,12 +251,9 @@ def _requeue() -> None:
 
 def _ends_with(trainer: Trainer, updates: int, batches: int) -> bool:
     """Return whether nothing is left to train after so many updates, or batches of the present epoch."""
-    if trainer.max_steps != -1 and updates >= trainer.max_steps:
-        return True
-    of_epoch = batches >= trainer.num_training_batches
-    return (
-        of_epoch and trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
-    )
+    is_last = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
+    all_updates = trainer.max_steps != -1 and updates >= trainer.max_steps
+    return all_updates or (is_last and batches >= trainer.num_training_batches)
 
 
 def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:

@@ -164,7 +164,9 @@ class SFTDataModule(LightningDataModule):
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
-        done = self._rows_done if shuffle else lambda: 0
+        progress, size = self.trainer.fit_loop.epoch_loop.batch_progress, self.batch_size
+        # Rows of this epoch that this rank has had; above 0 only after a resume.
+        done = (lambda: size * progress.current.ready) if shuffle else lambda: 0
         return StepLoader(
             self._rows[split],
             batch_size=self.batch_size,
@@ -209,11 +211,6 @@ class SFTDataModule(LightningDataModule):
         # The epoch's last update takes the batches that are left.
         last = min(first + every, int(self.trainer.num_training_batches))
         return int(self._epoch_tokens[1][first:last].sum())
-
-    def _rows_done(self) -> int:
-        """Rows of this epoch that this rank has had; above 0 only after a resume."""
-        assert self.trainer is not None
-        return self.batch_size * self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _collate(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
         texts = [torch.tensor(row["prompt_ids"] + row["completion_ids"]) for row in rows]

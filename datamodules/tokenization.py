@@ -287,7 +287,10 @@ def prompt_tokens(
 
     With OpenRLHF's rules no prompt gets BOS.
     """
-    before = [] if tokenization == "openrlhf" else _added_before(tokenizer)
+    before: list[int] = []
+    if tokenization != "openrlhf":
+        plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
+        before = full[: next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)]
     return [
         ids if is_chat or ids[: len(before)] == before else [*before, *ids]
         for ids, is_chat in zip(_encode(tokenizer, prompts), chat, strict=True)
@@ -352,12 +355,6 @@ def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
     while length and ids[length - 1] in ends:
         length -= 1
     return [*ids[:length], next((end for end in ends if end in ids[length:]), eos)]
-
-
-def _added_before(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
-    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-    return full[:start]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -85,8 +85,10 @@ def judge_messages(task: Task, prompt: str | Messages, first: str, second: str) 
         # The cue for the summary is no part of the post.
         texts = {"prompt": prompt.strip().removesuffix("TL;DR:").rstrip()}
     else:
-        history, query = _split_query(as_messages(prompt))
-        texts = {"history": as_text(history) or NO_HISTORY, "query": query}
+        messages = as_messages(prompt)
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+        query = as_text(messages[last:]) if messages[last + 1 :] else message_text(messages[last]).strip()
+        texts = {"history": as_text(messages[:last]) or NO_HISTORY, "query": query}
     user = USER[task].format(**texts, first=first.strip(), second=second.strip())
     return [{"role": "system", "content": SYSTEM[task]}, {"role": "user", "content": user}]
 
@@ -104,10 +106,3 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
     if not lines or not matches[-1] or len(letters) > 1:
         return None
     return "A" if "A" in letters else "B"
-
-
-def _split_query(messages: Messages) -> tuple[Messages, str]:
-    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
-    if not messages[last + 1 :]:
-        return messages[:last], message_text(messages[last]).strip()
-    return messages[:last], as_text(messages[last:])

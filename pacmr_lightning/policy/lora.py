@@ -50,15 +50,15 @@ def add_lora(
             f"{option} has init_lora_weights {initial}, which needs data or weights that are not given "
             "here; leave it out."
         )
-    targets = options["target_modules"]
     # PEFT ignores a name without a match if another one matches.
     for key in ("target_modules", "exclude_modules", "modules_to_save"):
         if isinstance(options.get(key), (list, tuple, set)):
             for target in options[key]:
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
-                    fix = f"but {type(model).__name__} has no such module; leave it out."
-                    fix = _which_there_are(model) if key == "target_modules" else fix
-                    raise UserError(f"{key} names {target}, {fix}")
+                    what = f"{key} names {target}, but {type(model).__name__} has no such module"
+                    raise UserError(
+                        f"{what}; {_targets(model) if key == 'target_modules' else 'leave it out'}."
+                    )
     asked = options.keys() - {"r", "target_modules"}
     if others := _without_adapters(model):
         rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")
@@ -80,14 +80,10 @@ def add_lora(
                 adapted = get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
-        if "not found in the base model" in said and "layers_" not in said:
-            raise UserError(f"target_modules is {targets}, {_which_there_are(model)}") from None
-        if said.startswith("Target module ") or "Mamba-based" in said:
-            raise UserError(
-                f"target_modules is {targets}, which PEFT cannot adapt in {type(model).__name__} "
-                f"({said[:160]}); set it to {_listed(model, said)}."
-            ) from None
-        raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
+        of_targets = "layers_" not in said and re.match("Target module|.*Mamba-based", said)
+        given = f"target_modules {options['target_modules']}" if of_targets else option
+        fix = _targets(model, said) if of_targets else "change it"
+        raise UserError(f"{given} cannot be used with this model ({said[:200]}); {fix}.") from None
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
     trained = [n for n, p in adapted.named_parameters() if p.requires_grad and "lora_" not in n]
@@ -146,15 +142,9 @@ def _below(names: Iterable[str]) -> str:
     return rf"(.*\.)?({'|'.join(map(re.escape, names))})(\..*)?" if names else r"(?!)"
 
 
-def _which_there_are(model: PreTrainedModel) -> str:
-    return (
-        f"but {type(model).__name__} has no such layer; set it to all-linear or some of {_listed(model)}, or "
-        "to a regular expression of whole names."
-    )
-
-
-def _listed(model: PreTrainedModel, without: str = "") -> str:
-    return f"[{', '.join(name for name in linear_names(model) if repr(name) not in without)}]"
+def _targets(model: PreTrainedModel, without: str = "") -> str:
+    names = ", ".join(name for name in linear_names(model) if repr(name) not in without)
+    return f"set it to all-linear, to some of [{names}], or to a regular expression of whole names"
 
 
 def check_lora(model: PeftModel) -> None:

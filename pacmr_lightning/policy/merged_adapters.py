@@ -102,7 +102,7 @@ def untie_head(model: PreTrainedModel) -> None:
                 config.tie_word_embeddings = False
 
 
-def check_mergeable(model: PeftModel) -> None:
+def check_mergeable(model: Any) -> None:
     """Raise UserError if layers with adapters of their own share a weight, as Zamba's do."""
     head = model.get_base_model().get_output_embeddings()  # merging unties it
     layers = {name: x for name, x in model.named_modules() if isinstance(x, LoraLayer) and x is not head}

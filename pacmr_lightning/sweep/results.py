@@ -109,7 +109,11 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     """
     rows = []
     names = option_columns(sweep)
-    rewards = {cell.name: _sampled_rewards(cell) for cell in done}
+    rewards = {  # (S,) gold rewards of sampled responses, prompt by prompt
+        cell.name: np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
+        for cell in done
+        if (path := cell.folder / SAMPLES)
+    }
     anchors = anchor_cells(sweep, done)
     for cell in done:
         summary = read_summary(cell.folder)
@@ -144,12 +148,6 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     varied = varied_columns(sweep, cell.method).items()
     words = [f"{GREEK.get(name, name)} = {cell.variation[option]}" for option, name in varied]
     return ", ".join([sweep.methods[cell.method].label or cell.method, *words])
-
-
-def _sampled_rewards(cell: Cell) -> np.ndarray | None:
-    """(S,) gold rewards of the run's sampled responses, prompt by prompt."""
-    path = cell.folder / SAMPLES
-    return np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
 
 
 def seed_means(frame: pd.DataFrame) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def test_options_without_effect(options, message, save_model):
 
 
 LACKS = (
-    r"^target_modules .*LlamaForCausalLM has no such layer.*"
+    r"^target_modules .*(LlamaForCausalLM has no such module|not found in the base model).*"
     r"\[down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj\]"
 )
 
@@ -59,7 +59,11 @@ LACKS = (
         # A bare name PEFT takes for a whole one.
         ("query_key_value", None, LACKS),
         ("q_proj", None, LACKS),
-        (["self_attn"], None, r"\['self_attn'\], which PEFT cannot adapt in Llama.*set it to \[down_"),
+        (
+            ["self_attn"],
+            None,
+            r"\['self_attn'\] cannot be used with this model .Target module Llama.*some of \[down_",
+        ),
         (["embed_tokens"], None, "embed_tokens, where PEFT's layer is of the kind Embedding, but"),
         (["q_proj"], {"layers_to_transform": [0, 9]}, "layer 9 in layers_to_transform, which adapts nothing"),
     ],
