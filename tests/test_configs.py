@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import weight_figures
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.runs.option_parser import OptionParser
 
 from .conftest import ended, read_lines, write_lines
 
@@ -133,6 +135,20 @@ def test_preference(base, method, tiny, monkeypatch):
     assert summary["val_pairs"] == min(size, summary["counts"]["validation"]["kept"]) > 0, "of one batch"
     assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
     assert Path("run/noise_mask.parquet").exists() == (summary["noise_rate"] > 0)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name)
+def test_the_last_method_counts(method):
+    """After another one it is what it is after itself; VNet's weightings keep the other's objective."""
+    parser = OptionParser()
+    parser.add_argument("--config", action="config")
+    parser.add_subclass_arguments(PreferenceModule, "model")
+    words = ["--model=PreferenceModule", "--model.policy=PolicyModel", "--model.policy.model=m"]
+    given = [[*words, f"--config={before}", f"--config={method}"] for before in METHODS]
+    found = [vars(parser.parse_args(each).model.init_args) for each in given]
+    own = found[METHODS.index(method)]
+    kept = {"objective"} if method.stem.startswith(("pacmr", "mwn")) else set()
+    assert [{name for name in own if one[name] != own[name]} - kept for one in found] == [set()] * len(found)
 
 
 @pytest.mark.parametrize("base", SFT, ids=name)
