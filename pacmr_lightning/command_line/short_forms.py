@@ -100,23 +100,23 @@ def expanded(words: list[str]) -> list[str]:
         return words
     configs = [_read(value) for option, value, _ in given if option in CONFIG]
     has_data = any(_is_class(option, value) for option, value, _ in given if option in CLASSES)
-    has_data |= any(config is None or "data" in config for config in configs)
-    models = [config.get("model") for config in configs if config]
-    kinds = [str(model.get("class_path", "")) for model in models if isinstance(model, dict)]
-    sft = any(kind.endswith("SFTModule") for kind in kinds)
-    arguments: list[str] = []
-    methods: list[str] = []
-    after_configs = 0
+    has_data |= any("data" in config for config in configs)
+    models = [config.get("model") for config in configs]
+    sft = any(str(one.get("class_path")).endswith("SFTModule") for one in models if isinstance(one, dict))
+    arguments, methods, short = list[str](), list[str](), list[str]()
+    after_classes = 0
     for option, value, typed in given:
         if option == "--method":
             _check_method(value)
             methods += ["--config", METHODS + value]
+        elif full := _written_out(option, value, sft):
+            short += full
         else:
-            arguments += _written_out(option, value, sft) or typed
-        if option in CONFIG:
-            after_configs = len(arguments)
+            arguments += typed
+            if option in (*CONFIG, *CLASSES):
+                after_classes = len(arguments)
     base = [] if has_data else ["--config", BASE]
-    return [words[0], *base, *arguments[:after_configs], *methods, *arguments[after_configs:]]
+    return [words[0], *base, *arguments[:after_classes], *methods, *short, *arguments[after_classes:]]
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, list[str]]]:
@@ -176,13 +176,13 @@ def _is_class(option: str, value: str) -> bool:
     return "." in value or bool(get_close_matches(value, CLASSES[option], 1, 0.75))
 
 
-def _read(file: str) -> dict[str, Any] | None:
-    """Return a config's content; None if the parser has to report an error."""
+def _read(file: str) -> dict[str, Any]:
+    """Return a config's content; empty if the parser has to report an error."""
     try:
         content = yaml.safe_load(local_path(resolved(file)).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    return content if isinstance(content, dict) else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _methods() -> list[str]:
