@@ -40,19 +40,19 @@ ELSEWHERE = {
 
 
 _Loader: Any = get_yaml_default_loader()
-_construct_mapping = _Loader.construct_mapping
+_flatten_mapping = _Loader.flatten_mapping
 
 
-def _unique_keys(loader: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    """Refuse a key that occurs twice, of which PyYAML takes the last without a word."""
-    keys = [key for key, _ in node.value]
+def _unique_keys(loader: Any, node: Any) -> None:
+    """Refuse a key that occurs twice, of which PyYAML takes the last without a word; ``<<`` may repeat it."""
+    keys = vars(node).setdefault("own_keys", [key for key, _ in node.value])
     for number, key in enumerate(keys):
         if key.value in [one.value for one in keys[:number]]:
             raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-    return _construct_mapping(loader, node, deep)
+    _flatten_mapping(loader, node)
 
 
-_Loader.construct_mapping = _unique_keys
+_Loader.flatten_mapping = _unique_keys
 # Defaults of Lightning's classes, such as Timer's interval.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 jsonargparse.add_instantiator(construct, object)
@@ -136,7 +136,7 @@ def cause_of(message: str, parser: ArgumentParser | None = None) -> tuple[str, s
 def _leaf(key: str, text: str, parser: ArgumentParser | None) -> tuple[str, str]:
     hint = next((getattr(a, "_typehint", None) for a in _actions(parser) if a.dest == key), None)
     value = text.rpartition(" value: ")[2] if " value: " in text else None
-    flat = " ".join(text.split()).rstrip(".")
+    flat = re.sub("Unexpected config:.*", "it has no lines OPTION: VALUE", " ".join(text.split())).rstrip(".")
     if classes := _subclasses(_bases(hint)):
         return key, _no_class(text, value, classes)
     if value is not None and hint is not None:

@@ -104,16 +104,18 @@ model: {class_path: PreferenceModule, init_arg: {}}
     bad.yaml: model: a class has class_path and init_args only.
 data: {seed: 1, task: x, seed: 2}
     bad.yaml: Problems parsing config: seed is there twice
-model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, OUTER}}}
+modle: {a: {b: &b {<<: {c: 1}, c: 2}}, d: {<<: *b}}
+    modle.a.b.c: unknown option; --help lists the options.
+model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, %s}}}
     bad.yaml: model.weighting.outer.tauu: unknown option; did you mean tau?
 """
 OUTER = "init_args: {outer: {class_path: PromptAugmentationConsistency, init_args: {tauu: 0.6}}}"
 
 
-@pytest.mark.parametrize(("text", "sentence"), [*texts(CONFIGS.replace("OUTER", OUTER)), ("", "bad.yaml: ")])
+@pytest.mark.parametrize(("text", "sentence"), [*texts(CONFIGS % OUTER), ("", "bad.yaml: it has no lines")])
 def test_words_of_a_config(text, sentence, config, capsys):
     Path("bad.yaml").write_text(text)
-    assert said(capsys, ["fit", "--config", config, "--config", "bad.yaml"]).startswith(sentence)
+    assert said(capsys, ["fit", "--model", "m", "--config", config, "-c", "bad.yaml"]).startswith(sentence)
 
 
 @pytest.mark.parametrize(
