@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
-from ..errors import UserError
+from ..errors import UserError, check_within
 
 LEARNING_RATES = (
     (1e7, 5e-4, "as on the synthetic benchmark, with 137 thousand"),
@@ -83,6 +83,9 @@ def planned_updates(trainer: Trainer) -> int:
     for name in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} is 0, so nothing would be trained; raise it or leave it out.")
+    for name in ("accumulate_grad_batches", "val_check_interval", "check_val_every_n_epoch"):
+        hint = "; for no validation give trainer.limit_val_batches 0" if "val_" in name else ""
+        check_within("(0, inf)", hint, **{f"trainer.{name}": getattr(trainer, name, None)})
     batches, every = epoch_batches(trainer), getattr(trainer, "val_check_interval", "a time")
     of_epoch = trainer.limit_val_batches and trainer.check_val_every_n_epoch is not None
     # By their clocks processes would validate at different updates.

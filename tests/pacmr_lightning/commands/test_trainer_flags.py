@@ -130,6 +130,7 @@ def test_refused(given, remedy, words, capsys, monkeypatch):
         ("max_steps=0", "trainer.max_steps is 0, so nothing would be trained"),
         ("max_epochs=0", "trainer.max_epochs is 0"),
         ("limit_train_batches=0", "trainer.limit_train_batches is 0"),
+        ("val_check_interval=0", "must be above 0; for no validation give trainer.limit_val_batches 0"),
         ("val_check_interval=3", "trainer.val_check_interval is 3, but an epoch has 2 batches"),
         ("val_check_interval=00:00:00:01", "val_check_interval is a time, but an epoch has 2 batches"),
         (callback("ModelCheckpoint", save_on_exception=True), "which would save half an update; lower"),

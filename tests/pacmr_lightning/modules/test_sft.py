@@ -337,8 +337,9 @@ def test_runs_that_are_refused(base, tmp_path):
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     found = [{"callbacks": [each]} for each in (BatchSizeFinder(), SpikeDetection())]
-    for options in (*found, {"overfit_batches": 1}):
-        with pytest.raises(UserError, match=r"Finder would change|Detection cannot|overfit_batches is 1"):
+    zeros = ({name: 0} for name in ("accumulate_grad_batches", "check_val_every_n_epoch"))
+    for options in (*found, {"overfit_batches": 1}, *zeros):
+        with pytest.raises(UserError, match=r"Finder would change|Detection cannot|(batches|epoch) is [01]"):
             fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, **options)
     assert not (tmp_path / "run/model").exists()
     module, sharded = SFTModule(from_scratch=SHAPE), {"strategy": "deepspeed_stage_2"}
