@@ -14,7 +14,7 @@ from ..files import write_text
 from ..modules import PreferenceModule
 from ..modules.trainer_flags import OF_A_RUN
 from ..policy.numerics import base_dtype
-from .folder import CONFIG
+from .folder import CONFIG, SUMMARY
 
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 
@@ -26,8 +26,9 @@ class SaveRunConfig(SaveConfigCallback):
         """Write nothing yet, unlike Lightning's."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file on rank 0."""
+        """Write the file on rank 0, and remove the summary of an earlier fit."""
         if trainer.is_global_zero:
+            (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
             config = self.config.clone()
             config.ckpt_path = None  # not part of the run
             if isinstance(pl_module, PreferenceModule):

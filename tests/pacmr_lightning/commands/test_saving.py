@@ -219,9 +219,11 @@ def test_the_best_of_a_resumed_run(pairs, tmp_path, caplog):
     assert "The best checkpoint has the highest val/loss (checkpoint.mode max)" in caplog.text
     run = tmp_path / "there"
     shutil.move(tmp_path / "run", run)
+    (run / "summary.json").touch()
     before = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
     more = f"{best} --checkpoint.mode max --ckpt_path last --trainer.max_epochs 2"
     cli.main(pairs(folder=run.name, more=f"{more} --checkpoint.every_n_train_steps 100"))
+    assert not (run / "summary.json").exists()
     found = {f"{step}-{loss:.6f}.ckpt": loss for step, loss in losses(run).items()}
     kept = {path.name for path in (run / "checkpoints").glob("*-*.ckpt")}
     assert len(found) == 12 and kept == set(sorted(found, key=found.get)[-2:]) and kept & before
