@@ -136,13 +136,6 @@ def forked():
         process.kill()
 
 
-@pytest.fixture(autouse=True)
-def ports_of_its_own():
-    """Lightning leaves its port in the environment, and runs that are started side by side would share it."""
-    yield
-    os.environ.pop("MASTER_PORT", None)
-
-
 @pytest.fixture
 def inside(tmp_path, monkeypatch):
     """The test's own folder, as the working directory."""

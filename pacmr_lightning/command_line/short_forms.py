@@ -107,7 +107,10 @@ def expanded(words: list[str]) -> list[str]:
     after_classes = 0
     for option, value, typed in given:
         if option == "--method":
-            _check_method(value)
+            if value not in (known := _methods()):
+                near = get_close_matches(value, known, 1, 0.6)
+                hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
+                raise UserError(f"--method: unknown method {value}; {hint}")
             methods += ["--config", METHODS + value]
         elif full := _written_out(option, value, sft):
             short += full
@@ -187,11 +190,3 @@ def _read(file: str) -> dict[str, Any]:
 
 def _methods() -> list[str]:
     return [name.removeprefix(METHODS) for name in names() if name.startswith(METHODS)]
-
-
-def _check_method(name: str) -> None:
-    known = _methods()
-    if name not in known:
-        near = get_close_matches(name, known, 1, 0.6)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
-        raise UserError(f"--method: unknown method {name}; {hint}")
