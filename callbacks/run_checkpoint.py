@@ -188,7 +188,10 @@ class RunCheckpoint(ModelCheckpoint):
             "--ckpt_path last."
         )
         if trainer.is_global_zero and received not in (signal.SIGTERM, signal.SIGINT):
-            _requeue()
+            job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
+            job = job if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+            if subprocess.run(["scontrol", "requeue", job], check=False).returncode:
+                rank_zero_warn(f"SLURM refused to queue job {job} again; submit it again.")
         # Lightning kills all processes if one that it started ends with another status than 0.
         failed = received == signal.SIGINT and trainer.is_global_zero
         raise SIGTERMException(128 + signal.SIGINT if failed else 0)
@@ -239,14 +242,6 @@ class RunCheckpoint(ModelCheckpoint):
             logger.save()
         trainer.strategy.barrier("RunCheckpoint")
         _between_updates(trainer, checkpoint["loops"]["fit_loop"])
-
-
-def _requeue() -> None:
-    job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
-    if task is not None:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
-    if subprocess.run(["scontrol", "requeue", job], check=False).returncode:
-        rank_zero_warn(f"SLURM refused to queue job {job} again; submit it again.")
 
 
 def _ends_with(trainer: Trainer, updates: int, batches: int) -> bool:

@@ -124,16 +124,13 @@ def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool)
         # Special tokens and parts of UTF-8 characters have no text; show the token's name.
         if not text or "\N{REPLACEMENT CHARACTER}" in text:
             text = str(tokenizer.convert_ids_to_tokens(ids[place]))
-        piece = "".join(_visible(character) for character in text)
+        names = {" ": "▁", "\n": "⏎"}
+        piece = "".join(
+            names.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text
+        )
         pieces[place] = f"‹{piece}›" if counts else piece
     shown = list(pieces.values())
     left_out = len(ids) - len(shown)
     if left_out:
         shown.insert(SHOWN, f"[… {left_out} tokens are left out here …]")
     return " ".join(shown)
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() and character != " ":
-        return character
-    return {" ": "▁", "\n": "⏎"}.get(character) or character.encode("unicode_escape").decode()

@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -23,7 +24,10 @@ SMALLEST = 256 + 3
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
     name = str(expanded(name))
-    base = _base_of(locate(name))
+    place, base = locate(name), None
+    with suppress(OSError, ValueError):  # loading the tokenizer reports the error
+        if find_adapter_config_file(place) is not None:
+            base = PeftConfig.from_pretrained(place).base_model_name_or_path
     if base and not any(_holds(name, file) for file in ("tokenizer_config.json", "tokenizer.json")):
         rank_zero_info(f"The adapter {name} has no tokenizer; that of its base {base} is used.")
         return load_tokenizer(base)
@@ -64,14 +68,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         # True removes the space before punctuation when decoding.
         clean_up_tokenization_spaces=False,
     )
-
-
-def _base_of(place: str) -> str | None:
-    try:
-        there = find_adapter_config_file(place) is not None
-        return PeftConfig.from_pretrained(place).base_model_name_or_path if there else None
-    except (OSError, ValueError):  # loading the tokenizer reports the error
-        return None
 
 
 def _holds(place: str, file: str) -> bool:

@@ -43,7 +43,8 @@ what people change (defaults of the config preference)
   --model.policy.quantization 4bit  keep the frozen base in 4 bits (QLoRA; default: null)
   --data.global_batch_size PAIRS    pairs per update, over all devices (default: 32)
   --data.max_length TOKENS          prompt and longer response; longer pairs are dropped (default: 1024)
-  --data.source.validation FILE     validation pairs (default: some of the training prompts)
+  --data.source.validation FILE     validation pairs (default: some of the training prompts); of a Hub dataset
+                                    --data.source.validation_split NAME
   --data.augmentations FILE         augmented prompts, from pacmr augment (default: the rows', else by rules)
   --data.noise_rate RATE            flip labels on purpose, to measure a method (default: 0)
   --trainer.max_epochs EPOCHS       (default: 1)
@@ -104,22 +105,26 @@ def expanded(words: list[str]) -> list[str]:
     models = [config.get("model") for config in configs]
     sft = any(str(one.get("class_path")).endswith("SFTModule") for one in models if isinstance(one, dict))
     arguments, methods, short = list[str](), list[str](), list[str]()
-    after_classes = 0
-    for option, value, typed in given:
+    classes = [
+        n for n, (o, value, _) in enumerate(given) if o in CONFIG or (o in CLASSES and _is_class(o, value))
+    ]
+    after_configs = after_classes = 0
+    for place, (option, value, typed) in enumerate(given):
         if option == "--method":
             if value not in (known := _methods()):
                 near = get_close_matches(value, known, 1, 0.6)
                 hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
                 raise UserError(f"--method: unknown method {value}; {hint}")
             methods += ["--config", METHODS + value]
-        elif full := _written_out(option, value, sft):
-            short += full
+        elif (full := _written_out(option, value, sft)) and place < max(classes, default=0):
+            short += full  # behind what names the class
         else:
-            arguments += typed
-            if option in (*CONFIG, *CLASSES):
-                after_classes = len(arguments)
+            arguments += full or typed
+            after_classes = len(arguments) if place in classes else after_classes
+            after_configs = after_classes if option in CONFIG else after_configs
     base = [] if has_data else ["--config", BASE]
-    return [words[0], *base, *arguments[:after_classes], *methods, *short, *arguments[after_classes:]]
+    arguments[after_classes:after_classes] = short
+    return [words[0], *base, *arguments[:after_configs], *methods, *arguments[after_configs:]]
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, list[str]]]:

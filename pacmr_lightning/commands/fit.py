@@ -116,9 +116,10 @@ class PacmrCLI(LightningCLI):
         root = self.config.fit.trainer.default_root_dir
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
         curves = f"tensorboard --logdir {boards[0].save_dir}" if boards else f"{root}/{METRICS}"
+        curves = f"; its curves: {curves}" if self.trainer.loggers else ""
         audit = f"; suspected label errors: pacmr audit {root}"
         more = audit if isinstance(self.model, PreferenceModule) else ""
-        print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
+        print(f"The run is in {root}{curves}{more}", flush=True)
         if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
             rate, steps = self.model.learning_rate, self.trainer.global_step
             print(
@@ -286,5 +287,7 @@ def _every(weighting: Namespace | None, data: Namespace | None) -> int | None:
 
 def _linked(value: Any, data: Namespace | None, name: str = "tokenizer") -> Any:
     if data and (given := data.get(f"init_args.{name}")) not in (None, value):
-        raise UserError(f"data.{name} is {given}, but the model's options make it {value}; leave it out.")
+        raise UserError(
+            f"data.{name} is {given}, but the model's options make it {value or 'null'}; leave it out."
+        )
     return value

@@ -19,9 +19,9 @@ from .resumed_options import is_fitting
 from .schedule import planned_updates, warmup_cosine
 from .trainer_flags import check_trainer
 
-NUMBERS = map(np.dtype, "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"])
 # A state of an own class may hold numpy's numbers, which are plain values too.
-torch.serialization.add_safe_globals([np.float64(0).__reduce__()[0], np.dtype, *{*map(type, NUMBERS)}])
+_kinds = {type(np.dtype(code)) for code in f"?{np.typecodes['AllInteger']}{np.typecodes['AllFloat']}"}
+torch.serialization.add_safe_globals([np.float64(0).__reduce__()[0], np.dtype, *_kinds])
 
 
 class TrainedOnly(LightningModule):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,8 +26,9 @@ _USED = {
     "validation pairs",
 }
 """Options that a resumed fit may change; all others must equal the checkpoint's."""
-_EVALUATED, _SAID = ("policy.", "objective", "lora"), ("objective", "policy.dtype", "policy.quantization")
-"""Beginnings of options that an evaluation's values depend on, and of those that it may change."""
+_SAID = ("objective", "policy.dtype", "policy.quantization")
+_EVALUATED = ("policy.alpha", "policy.rank", "policy.use_rslora", *_SAID)
+"""Beginnings of options that an evaluation's values depend on; those of ``_SAID`` may differ."""
 
 
 def is_fitting(module: LightningModule) -> bool:
@@ -58,14 +60,15 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
     # os.path, for which a long text is no file, and no error.
     if isinstance(value, str) and os.path.isfile(path := local_path(value)):
         return {name: f"{path.name} ({content_digest(path)[:12]})"}
-    if value is None or isinstance(value, (int, float, str)):
-        return {name: value}
+    if value is None or isinstance(value, (int, float, str, np.generic)):
+        return {name: value.item() if isinstance(value, np.generic) else value}
     if hasattr(value, "__qualname__"):
-        return {name: f"{value.__module__}.{value.__qualname__}"}
+        return {name: f"{getattr(value, '__module__', '')}.{value.__qualname__}"}
     several = isinstance(value, (list, tuple, set))
     if isinstance(value, Mapping):
         items = [(f"{name}.{key}" if name else key, item) for key, item in value.items()]
     elif several:
+        value = sorted(value, key=repr) if isinstance(value, set) else value
         items = [(f"{name}.{place}", item) for place, item in enumerate(value)]
     else:
         kinds = () if isinstance(value, (nn.Module, Tensor)) else type(value).__mro__[:-1]
@@ -75,24 +78,23 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
     options = {} if several or isinstance(value, Mapping) else {name: type(value).__name__}
     for key, item in items:
         options |= flat_options(key, item)
-    if several and len(options) == len(items):  # plain values
-        return {name: sorted(options.values(), key=str) if isinstance(value, set) else [*options.values()]}
-    return options
+    plain = several and [*options] == [key for key, _ in items]
+    return {name: [*options.values()]} if plain else options
 
 
 def check_options(saved: dict[str, Any], now: dict[str, Any], done: int | None = None) -> None:
     """Refuse options that may not change, LoRA's in an evaluation (``done`` None); print others that did."""
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
     if done is None:
-        changed = [name for name in changed if saved and name.startswith(_EVALUATED) and name not in _USED]
+        changed = [name for name in changed if saved and name.startswith(_EVALUATED)]
     may = _USED if done is not None else {name for name in changed if name.startswith(_SAID)}
     told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
     # Options of another class are not compared.
     refused = [told[name] for name in changed if name not in may and name.rpartition(".")[0] not in told]
     if refused:
         raise UserError(
-            f"Other options or data than the checkpoint's are given: {', '.join(refused)}; go on with the "
-            "checkpoint's, or start a new run in another folder."
+            f"Other options or data than the checkpoint's are given: {', '.join(refused)}; take the "
+            "checkpoint's, or train a new run in another folder."
         )
     if told:
         rank_zero_info(f"Going on with others than the checkpoint's: {', '.join(told.values())}.")

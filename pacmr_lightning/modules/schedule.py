@@ -83,7 +83,8 @@ def planned_updates(trainer: Trainer) -> int:
     for name in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise UserError(f"trainer.{name} is 0, so nothing would be trained; raise it or leave it out.")
-    for name in ("accumulate_grad_batches", "val_check_interval", "check_val_every_n_epoch"):
+    validates = ("val_check_interval", "check_val_every_n_epoch") if trainer.limit_val_batches else ()
+    for name in ("accumulate_grad_batches", *validates):
         hint = "; for no validation give trainer.limit_val_batches 0" if "val_" in name else ""
         check_within("(0, inf)", hint, **{f"trainer.{name}": getattr(trainer, name, None)})
     batches, every = epoch_batches(trainer), getattr(trainer, "val_check_interval", "a time")

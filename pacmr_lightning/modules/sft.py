@@ -290,7 +290,7 @@ class SFTModule(TrainedOnly):
                 "with the model and lora options that it was made with."
             )
         if not is_fitting(self):
-            return check_options(checkpoint["options"], flat_options("", {"lora": self.hparams["lora"]}))
+            return
         self._saved_to = checkpoint["hyper_parameters"]["save_to"]
         searches = any(isinstance(each, LearningRateFinder) for each in vars(self.trainer)["callbacks"])
         if searches and checkpoint["global_step"]:  # else its own checkpoint

@@ -144,7 +144,8 @@ def _below(names: Iterable[str]) -> str:
 
 def _targets(model: PreTrainedModel, without: str = "") -> str:
     names = ", ".join(name for name in linear_names(model) if repr(name) not in without)
-    return f"set it to all-linear, to some of [{names}], or to a regular expression of whole names"
+    whole = "" if "'" in without else "all-linear, "
+    return f"set it to {whole}some of [{names}] or a regular expression of whole names"
 
 
 def check_lora(model: PeftModel) -> None:

@@ -110,7 +110,7 @@ def check_mergeable(model: Any) -> None:
     if shared := sorted(layers.keys() - set(owners.values())):
         raise UserError(
             f"{shared[0]} shares its weight with a layer that has an adapter of its own, so they cannot be "
-            "merged; export without --merged, or train without such layers (exclude_modules)."
+            "merged; leave such layers out (exclude_modules), or export the policy without --merged."
         )
 
 

@@ -577,4 +577,4 @@ def middle_states(model: PreTrainedModel, inputs: dict[str, Any], stop: bool = T
         except _Enough as enough:
             (output,) = enough.args
     states = output[0] if isinstance(output, (tuple, list)) else output
-    return (states if states.shape[:2] == inputs["input_ids"].shape else states.movedim(0, 2)).flatten(2)
+    return (states if states.ndim == 3 else states.movedim(0, 2)).flatten(2)

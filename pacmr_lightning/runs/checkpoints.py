@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from ..errors import UserError
+from ..errors import UserError, first_line, is_out_of_memory
 from ..files import local_path, replacing
 from ..policy.numerics import check_weights
 
@@ -120,6 +120,8 @@ def _step(path: Path, training: bool) -> int:
 
 def unreadable(error: Exception) -> str:
     """Return why a checkpoint cannot be read, from torch's error."""
+    if isinstance(error, PermissionError) or is_out_of_memory(error):
+        return first_line(error)
     code = "unsupported global" in str(error).lower()
     return "it holds more than tensors and plain values, which could run code" if code else "it is damaged"
 

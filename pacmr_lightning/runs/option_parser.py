@@ -161,7 +161,7 @@ def _no_class(text: str, value: str | None, classes: Mapping[str, type]) -> str:
     elif value is None:
         said = text.rpartition("- ")[2].strip()
     elif value.startswith("NestedArg("):
-        said = "an option of a class is given, but not which class"
+        said = f"its option {value.split(chr(39))[1]} is given, but not which class"
     else:
         said = f"{_short(value)} is no class that fits here"
     others = [word for word in re.findall(r"[A-Z]\w+", said) if word not in classes]

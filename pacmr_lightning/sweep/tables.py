@@ -18,6 +18,7 @@ WIN = ("win_rate", "win_score")
 HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
 """Measures of the tables with noise rates in rows."""
 _SHOWN = results.NUMBERS | results.JUDGED
+_LATEX = r"\mathbf{{{}}}", r" \pm "
 _ESCAPED = str.maketrans(
     {letter: f"\\{letter}" for letter in "%_&#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -80,7 +81,11 @@ class Table:
         headings = [tuple(part.translate(_ESCAPED) for part in heading) for heading in self.headings]
         grouped = any(group for group, _ in headings)
         columns = pd.MultiIndex.from_tuples(headings) if grouped else [own for _, own in headings]
-        frame = pd.DataFrame([list(map(_latex, row)) for row in self.rows], columns=columns)
+        rows = [
+            [e.translate(_ESCAPED) or "--" if isinstance(e, str) else f"${e.text(*_LATEX)}$" for e in row]
+            for row in self.rows
+        ]
+        frame = pd.DataFrame(rows, columns=columns)
         return frame.style.hide(axis="index").to_latex(
             environment="table*",
             position="!t",
@@ -106,12 +111,6 @@ class Table:
                     line |= dict(zip((f"{heading}, low", f"{heading}, high"), entry.interval, strict=True))
             lines.append(line)
         return pd.DataFrame(lines).to_csv(index=False)
-
-
-def _latex(entry: Entry) -> str:
-    if isinstance(entry, str):
-        return entry.translate(_ESCAPED) or "--"
-    return "$" + entry.text(r"\mathbf{{{}}}", r" \pm ") + "$"
 
 
 def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: str = "") -> Path:

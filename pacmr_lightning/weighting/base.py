@@ -142,10 +142,9 @@ def unused_columns(weighting: Weighting, pairs: Any) -> Iterator[str]:
     if "votes_for" in others and ties[counted].all():
         others.remove("votes_for")
     if others:
-        yield (
-            f"{name} does not use the column {' or '.join(others)} of the rows; the methods own_weights and "
-            "soft_labels do."
-        )
+        does = "own_weights" if others == ["weight"] else "soft_labels"
+        more = "" if weighting.columns else f"; the method {does} does"
+        yield f"{name} does not use the column {' or '.join(others)} of the rows{more}."
     if ties.any() and not weighting.soft_labels:
         yield (
             f"{ties.sum():,} of {len(pairs):,} labels are ties, from which {name} learns that chosen is "

@@ -35,10 +35,10 @@ PAIRS = ["--data.source", "Files", "--data.source.train", "p.jsonl"]
         ),
         # LightningCLI's own: classes, and configs that name data.
         ("--model PreferenceModule --data my.Pairs", ["--model", "PreferenceModule", "--data", "my.Pairs"]),
-        ("--config mine.yaml", ["--config", "mine.yaml"]),
+        ("-c mine.yaml --method ipo --a 1 --data P.Q", ["-c", "mine.yaml", "--config", "methods/ipo", "--a"]),
         (
             "--model m --checkpoint.save_top_k -1 --print_config --data p.jsonl",
-            [*BASE, "--model.policy.model", "m", *PAIRS, "--checkpoint.save_top_k", "-1", "--print_config"],
+            [*BASE, "--model.policy.model", "m", "--checkpoint.save_top_k", "-1", "--print_config", *PAIRS],
         ),
         ("--config part.yaml", [*BASE, "--config", "part.yaml"]),
         ("--model.help PreferenceModule", ["--model.help", "PreferenceModule"]),

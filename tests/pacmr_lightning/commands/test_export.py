@@ -244,7 +244,7 @@ def test_the_card(options, trained, tmp_path, monkeypatch):
     (run / "summary.json").write_text(json.dumps(summary | {"val_step": 1}))
     cli.main(["export", str(run), "exports/later", *options])
     (run / "summary.json").write_text(json.dumps(summary))
-    later = "values: `val/` on the validation pairs after update 1, the"
+    later = "values: `val/` on the validation pairs after update 1, or"
     assert later in ModelCard.load("exports/later/README.md").content and later not in card.content
     for text in (
         "after 2 policy updates",

@@ -253,7 +253,7 @@ def test_a_fit_with_another_method_does_not_resume(make_run, checkpoint, method)
 def test_another_reference_is_refused(make_run, checkpoint, tmp_path, caplog):
     trainer, module = make_run("dpo")
     scaled = PreferenceModule(PolicyModel(module.policy.name, rank=4, alpha=8), DPO(1.0))
-    with pytest.raises(UserError, match=r"are given: policy\.alpha 8 instead of 32; go on with"):
+    with pytest.raises(UserError, match=r"are given: policy\.alpha 8 instead of 32; take the"):
         trainer.validate(scaled, trainer.datamodule, ckpt_path=checkpoint())
     other = PreferenceModule(PolicyModel(module.policy.name, rank=4), DPO(0.5))
     trainer.validate(other, trainer.datamodule, ckpt_path=checkpoint())

@@ -32,8 +32,7 @@ def said(capsys, arguments: list[str]) -> str:
 
 TRAINER = """
 --model.weighting VNetWeighting --model.weighting.outer.tau 0.4
-    model.weighting.outer: an option of a class is given, but not which class; choose one of
-    CleanPreference, PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
+    model.weighting.outer: its option tau is given, but not which class; choose one of CleanPreference,
 --model.weighting VNetWeighting --model.weighting.everi 1
     model.weighting.everi: unknown option; did you mean every?
 --model.weighting SigmoidPrior --model.weighting.offset aut
@@ -46,7 +45,7 @@ TRAINER = """
 --model.policy.target_modules '[1, 2]'
     model.policy.target_modules: expected str or list[str], but got [1, 2].
 --data.meta_every 3
-    data.meta_every is 3, but the model's options make it None; leave it out.
+    data.meta_every is 3, but the model's options make it null; leave it out.
 --data.tokenizer other
     data.tokenizer is other, but the model's options make it
 --data.global_batch_size ''

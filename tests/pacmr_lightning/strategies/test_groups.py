@@ -29,8 +29,8 @@ def fit(base, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     sizes = """--data.source.pairs 321 --data.source.validation_pairs 33 --model.weighting.outer.tau 0.5
-        --model.weighting.every 3 --trainer.max_steps 8 --trainer.callbacks.samples 8
-        --trainer.callbacks+=SampleResponses --trainer.callbacks.prompts 2
+        --model.weighting.every 3 --trainer.max_steps 8
+        --trainer.callbacks.samples 8 --trainer.callbacks+=SampleResponses --trainer.callbacks.prompts 2
         --trainer.enable_progress_bar false"""
 
     def fit(run, *arguments, strategy=None, devices=1):
@@ -57,8 +57,10 @@ def test_zero_3_through_the_command_line(fit):
     one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
     assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
-    found, expected = ({**each["state_dict"], **each["weighting"]["vnet"]} for each in (two, one))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(two["state_dict"], one["state_dict"], atol=1e-4, rtol=0)
+    # As a whole: Adam makes a step of rounding where a gradient is almost 0.
+    vnets = [torch.cat([x.flatten() for x in each["weighting"]["vnet"].values()]) for each in (two, one)]
+    assert (vnets[0] - vnets[1]).norm() < 1e-3 * vnets[1].norm()
     left = [{p.name for p in Path(name).rglob("*") if "tfevents" not in p.name} for name in ("one", "two")]
     assert left[0] - left[1] == set()
     # Greedy and sampled responses of the trained policy, token by token.
