@@ -116,7 +116,7 @@ def show_rows(pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerBase) -> Iter
 
 def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
     """Return tokens decoded one by one, shortened; angle brackets mark those that count for the loss."""
-    pieces = {}
+    pieces, names = {}, {" ": "▁", "\n": "⏎"}
     for place in range(len(ids)):
         if SHOWN <= place < len(ids) - SHOWN:
             continue
@@ -124,7 +124,6 @@ def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool)
         # Special tokens and parts of UTF-8 characters have no text; show the token's name.
         if not text or "\N{REPLACEMENT CHARACTER}" in text:
             text = str(tokenizer.convert_ids_to_tokens(ids[place]))
-        names = {" ": "▁", "\n": "⏎"}
         piece = "".join(
             names.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text
         )

@@ -100,15 +100,15 @@ def expanded(words: list[str]) -> list[str]:
     if not words or words[0].startswith("-") or any(re.fullmatch(r"-h|--(.+\.)?help.*", w) for w in words):
         return words
     configs = [_read(value) for option, value, _ in given if option in CONFIG]
-    has_data = any(_is_class(option, value) for option, value, _ in given if option in CLASSES)
-    has_data |= any("data" in config for config in configs)
+    classes = [
+        n for n, (option, value, _) in enumerate(given) if option in CLASSES and _is_class(option, value)
+    ]
+    has_data = bool(classes) or any("data" in config for config in configs)
     models = [config.get("model") for config in configs]
     sft = any(str(one.get("class_path")).endswith("SFTModule") for one in models if isinstance(one, dict))
     arguments, methods, short = list[str](), list[str](), list[str]()
-    classes = [
-        n for n, (o, value, _) in enumerate(given) if o in CONFIG or (o in CLASSES and _is_class(o, value))
-    ]
-    after_configs = after_classes = 0
+    last = max([*classes, *(n for n, (option, *_) in enumerate(given) if option in CONFIG)], default=-1)
+    after_configs = after_last = 0
     for place, (option, value, typed) in enumerate(given):
         if option == "--method":
             if value not in (known := _methods()):
@@ -116,14 +116,14 @@ def expanded(words: list[str]) -> list[str]:
                 hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
                 raise UserError(f"--method: unknown method {value}; {hint}")
             methods += ["--config", METHODS + value]
-        elif (full := _written_out(option, value, sft)) and place < max(classes, default=0):
+        elif (full := _written_out(option, value, sft)) and place < last:
             short += full  # behind what names the class
         else:
             arguments += full or typed
-            after_classes = len(arguments) if place in classes else after_classes
-            after_configs = after_classes if option in CONFIG else after_configs
+        after_configs = len(arguments) if option in CONFIG else after_configs
+        after_last = len(arguments) if place == last else after_last
     base = [] if has_data else ["--config", BASE]
-    arguments[after_classes:after_classes] = short
+    arguments[after_last:after_last] = short
     return [words[0], *base, *arguments[:after_configs], *methods, *arguments[after_configs:]]
 
 

@@ -55,10 +55,9 @@ def add_lora(
         if isinstance(options.get(key), (list, tuple, set)):
             for target in options[key]:
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
-                    what = f"{key} names {target}, but {type(model).__name__} has no such module"
-                    raise UserError(
-                        f"{what}; {_targets(model) if key == 'target_modules' else 'leave it out'}."
-                    )
+                    fix = _other_targets(model, target) if key == "target_modules" else "leave it out"
+                    name = type(model).__name__
+                    raise UserError(f"{key} names {target}, but {name} has no such module; {fix}.")
     asked = options.keys() - {"r", "target_modules"}
     if others := _without_adapters(model):
         rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")
@@ -81,8 +80,9 @@ def add_lora(
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
         of_targets = "layers_" not in said and re.match("Target module|.*Mamba-based", said)
-        given = f"target_modules {options['target_modules']}" if of_targets else option
-        fix = _targets(model, said) if of_targets else "change it"
+        targets = options["target_modules"]
+        given = f"target_modules {targets}" if of_targets else option
+        fix = _other_targets(model, targets, said) if of_targets else "change it"
         raise UserError(f"{given} cannot be used with this model ({said[:200]}); {fix}.") from None
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
@@ -142,9 +142,9 @@ def _below(names: Iterable[str]) -> str:
     return rf"(.*\.)?({'|'.join(map(re.escape, names))})(\..*)?" if names else r"(?!)"
 
 
-def _targets(model: PreTrainedModel, without: str = "") -> str:
+def _other_targets(model: PreTrainedModel, given: object, without: str = "") -> str:
     names = ", ".join(name for name in linear_names(model) if repr(name) not in without)
-    whole = "" if "'" in without else "all-linear, "
+    whole = "" if given == "all-linear" else "all-linear, "
     return f"set it to {whole}some of [{names}] or a regular expression of whole names"
 
 

@@ -91,9 +91,8 @@ class OptionParser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a UserError of one sentence; if nested, an ArgumentError as jsonargparse does."""
         own = user_error(ex)  # of a function that links options
-        key, text = (
-            ("", str(own)) if own else cause_of(message, getattr(ex, "subcommand_parser", None) or self)
-        )
+        parser = getattr(ex, "subcommand_parser", None) or self
+        key, text = ("", str(own)) if own else cause_of(message, parser)
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{key}":\n  {text}') from ex
         raise UserError(": ".join(filter(None, (self._file, key, text)))) from None

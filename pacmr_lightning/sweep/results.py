@@ -109,10 +109,10 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     """
     rows = []
     names = option_columns(sweep)
-    rewards = {  # (S,) gold rewards of sampled responses, prompt by prompt
-        cell.name: np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
-        for cell in done
-        if (path := cell.folder / SAMPLES)
+    samples = {cell.name: cell.folder / SAMPLES for cell in done}
+    rewards = {  # (S,) gold rewards, prompt by prompt
+        name: np.array([row["gold_reward"] for row in read_responses(path)]) if path.exists() else None
+        for name, path in samples.items()
     }
     anchors = anchor_cells(sweep, done)
     for cell in done:

@@ -32,7 +32,8 @@ def said(capsys, arguments: list[str]) -> str:
 
 TRAINER = """
 --model.weighting VNetWeighting --model.weighting.outer.tau 0.4
-    model.weighting.outer: its option tau is given, but not which class; choose one of CleanPreference,
+    model.weighting.outer: its option tau is given, but not which class; choose one of
+    CleanPreference, PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
 --model.weighting VNetWeighting --model.weighting.everi 1
     model.weighting.everi: unknown option; did you mean every?
 --model.weighting SigmoidPrior --model.weighting.offset aut

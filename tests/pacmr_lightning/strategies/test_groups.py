@@ -58,9 +58,8 @@ def test_zero_3_through_the_command_line(fit):
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
     assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
     torch.testing.assert_close(two["state_dict"], one["state_dict"], atol=1e-4, rtol=0)
-    # As a whole: Adam makes a step of rounding where a gradient is almost 0.
     vnets = [torch.cat([x.flatten() for x in each["weighting"]["vnet"].values()]) for each in (two, one)]
-    assert (vnets[0] - vnets[1]).norm() < 1e-3 * vnets[1].norm()
+    assert (vnets[0] - vnets[1]).abs().quantile(0.95) < 1e-4, "Adam makes steps of rounding alone"
     left = [{p.name for p in Path(name).rglob("*") if "tfevents" not in p.name} for name in ("one", "two")]
     assert left[0] - left[1] == set()
     # Greedy and sampled responses of the trained policy, token by token.
