@@ -6,9 +6,8 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from pacmr_lightning.modules.metrics import PAIR_WEIGHTS
 from pacmr_lightning.modules.schedule import datamodule
-
-from .to_loggers import PAIR_WEIGHTS
 
 CHARTS = {
     "Accuracy": ("train/rewards/accuracies", "val/rewards/accuracies"),

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import write_json
+from pacmr_lightning.modules.metrics import PAIR_WEIGHTS, weight_gap
 from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weighting import VNetWeighting
 
-from ..modules.metrics import weight_gap
 from .recurring import VisitsCallback
-from .to_loggers import PAIR_WEIGHTS
 
 
 class RunSummary(VisitsCallback):

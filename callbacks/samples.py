@@ -1,6 +1,7 @@
 """Callbacks that sample responses: texts, their KL to the reference, and their gold reward."""
 
 import math
+import re
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import move_data_to_device, rank_zero_info
 from torch import Tensor
 
@@ -17,13 +19,12 @@ from pacmr_lightning.evaluation import generation
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.metrics import log_numbers
+from pacmr_lightning.modules.metrics import last_update, log_numbers
 from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
 from .recurring import Recurring, check_module
-from .to_loggers import log_texts
 
 Tokens = list[int]
 Prompt = tuple[str, str, Tokens]
@@ -100,16 +101,14 @@ class SampleResponses(Recurring):
             return
         responses = self._responses(trainer, pl_module)
         columns = ("id", "prompt", "reference", "response")
-        answered = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
+        answered = [*zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)]
         step: dict[str, Any] = {"step": trainer.global_step}
         new = [step | dict(zip(columns, row, strict=True)) for row in answered]
         before = [row for row in self._rows if row["step"] != trainer.global_step]
         self._rows = before + new  # a run may be continued here
         if trainer.is_global_zero:
             write_json_lines(Path(trainer.default_root_dir) / RESPONSES, self._rows)
-            headings = {"Prompt": "prompt", "Reference": "reference", "Policy": "response"}
-            shown = {row["id"]: {heading: row[key] for heading, key in headings.items()} for row in new}
-            log_texts(trainer, "responses", shown)
+            log_responses(trainer, answered)
 
     def _responses(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
         limit = self.max_new_tokens or pl_module.max_new_tokens
@@ -319,3 +318,25 @@ def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
     values = values.cpu().double()
     error = values.std() / len(values) ** 0.5
     return {f"val/{name}": float(values.mean()), f"val/{name}_stderr": float(error)}
+
+
+def log_responses(trainer: Trainer, rows: list[tuple[str, ...]]) -> None:
+    """Log ids, prompts and responses as one table; in MLflow as the artifact ``responses-step-NNNNN.md``."""
+    headings = ["Prompt", "Reference", "Policy"]
+    cells = [[verbatim(text) for text in row] for row in rows]
+    lines = [["", *headings], ["---"] * (1 + len(headings)), *cells]
+    page = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    file = f"responses-step-{trainer.global_step:05d}.md"
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text("responses", page, last_update(trainer))
+        elif isinstance(logger, WandbLogger):
+            logger.log_text("responses", ["id", *headings], [*map(list, rows)], step=last_update(trainer))
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_text(logger.run_id, f"{page}\n", file)
+
+
+def verbatim(text: str) -> str:
+    """Return Markdown that shows a text as it is in a table's cell."""
+    marks = re.sub(r"[^\w\s.,;:?'\"()/+=-]|_", lambda match: f"&#{ord(match[0])};", text)
+    return "<br>".join(marks.splitlines())

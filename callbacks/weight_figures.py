@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 from scipy.special import expit
 from torch import Tensor
@@ -15,13 +16,13 @@ from pacmr_lightning.analysis.surface import Surface, density, grid, save_surfac
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import save_figure
+from pacmr_lightning.modules.metrics import PAIR_WEIGHTS, last_update
 from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting import VNet
 
 from .recurring import VisitsCallback
-from .to_loggers import PAIR_WEIGHTS, analysis_file, log_figure, log_histogram
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +92,7 @@ class VisitFigures(VisitsCallback):
     def put(self, trainer: Trainer, tag: str, file: str | None, figure: "Figure") -> None:
         """Log a figure under ``pair_weights/TAG``; also write it as RUN/analysis/FILE-step-NNNNN."""
         if file is not None:
-            save_figure(figure, analysis_file(trainer, file))
+            save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, file))
         log_figure(trainer, f"{PAIR_WEIGHTS}/{tag}", figure)
 
 
@@ -193,3 +194,35 @@ class WeightDistributions(VisitFigures):
                 f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
                 f"{visits.weight[0]:g}."
             )
+
+
+def log_figure(trainer: Trainer, name: str, figure: "Figure") -> None:
+    """Log a figure; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_figure(name, figure, last_update(trainer))
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(name, [figure], last_update(trainer))
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_figure(logger.run_id, figure, f"{_file(trainer, name)}.png")
+
+
+def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
+    """Log a histogram of (N,) finite fp32 values; in MLflow as JSON with ``edges`` and ``counts``."""
+    values = values.astype(float)  # between two neighbours of fp32 np.histogram finds too few numbers
+    counts, edges = (column.tolist() for column in np.histogram(values, bins=30))
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(name, values, last_update(trainer), bins=edges)
+        elif isinstance(logger, WandbLogger):
+            import wandb
+
+            shown: dict[str, Any] = {name: wandb.Histogram(np_histogram=(counts, edges))}
+            logger.log_metrics(shown, last_update(trainer))
+        elif isinstance(logger, MLFlowLogger):
+            bins = {"edges": edges, "counts": counts}
+            logger.experiment.log_dict(logger.run_id, bins, f"{_file(trainer, name)}.json")
+
+
+def _file(trainer: Trainer, name: str) -> str:
+    return f"{name}-step-{trainer.global_step:05d}"

@@ -15,14 +15,13 @@ from torch import Tensor
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import write_frame
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.metrics import log_numbers, weight_gap
+from pacmr_lightning.modules.metrics import PAIR_WEIGHTS, log_numbers, weight_gap
 from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import WEIGHT_GAP_TABLE
 from pacmr_lightning.strategies.ranks import on_all_ranks
 
 from .recurring import Recurring
-from .to_loggers import PAIR_WEIGHTS
 
 MICRO_BATCH = 32
 """Pairs in one forward pass if the module sets no size of micro-batches."""

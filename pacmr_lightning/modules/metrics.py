@@ -29,6 +29,8 @@ VNET = ("slope", "offset", "restraint")
 """Means over VNet's a and b, or those of a fixed sigmoid weighting."""
 GAP = ("weights/unflipped", "weights/flipped", "weights/gap")
 """Statistics of a window in which both kinds of labels are known."""
+PAIR_WEIGHTS = "pair_weights"
+"""Group of names for weights of the last visits."""
 WEIGHT_GAP = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 
 

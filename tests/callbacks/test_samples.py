@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SampleResponses, SequenceKL, samples
-from pacmr_lightning.callbacks.to_loggers import verbatim
+from pacmr_lightning.callbacks.samples import verbatim
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import repeated_bigrams

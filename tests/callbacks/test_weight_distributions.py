@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.figures import BINS, GROUPS, draw_weight_distributions
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.to_loggers import log_histogram
-from pacmr_lightning.callbacks.weight_figures import WeightDistributions
+from pacmr_lightning.callbacks.weight_figures import WeightDistributions, log_histogram
 from pacmr_lightning.files import save_figure
 from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import read_weights

@@ -10,7 +10,7 @@ import yaml
 from lightning_utilities.core.imports import RequirementCache
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.to_loggers import verbatim
+from pacmr_lightning.callbacks.samples import verbatim
 from pacmr_lightning.runs.loggers import loggers_of_another
 
 from ..conftest import fails, read_lines
