@@ -1,8 +1,6 @@
-"""Chat messages as JSON text in rows."""
+"""Chat messages of rows: their check, and their JSON."""
 
-import ast
 import json
-import re
 from typing import Any
 
 from pacmr_lightning.evaluation.conversation import Messages
@@ -12,7 +10,6 @@ _ROLES = {
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "assistant"),
     "system": "system",
 }
-_LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']:\s.*\}\s*\]\s*$""", re.DOTALL)
 
 
 def checked_messages(messages: list[Any]) -> Messages:
@@ -59,41 +56,6 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
     if not isinstance(content, str) and not (content is None and calls):
         raise ValueError(wrong.format(message))
     return fields | {"content": content}
-
-
-def messages_of(value: object) -> object:
-    """Return messages that a text holds as JSON or Python literals (ValueError if broken), else the value."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
-        return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            parsed = read(value.strip())
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            continue
-        messages = parsed if isinstance(parsed, list) else [parsed]
-        return parsed if messages and all(map(_is_message, messages)) else value
-    if _LIKE_MESSAGES.match(value):  # as NumPy writes them, without commas
-        raise ValueError(
-            f"{value[:80]!r}..., which looks like a list of chat messages but cannot be read; write "
-            "it as JSON"
-        )
-    return value
-
-
-def looks_like_messages(value: str) -> bool:
-    """Return whether a text holds chat messages as JSON or Python literals, perhaps broken ones."""
-    try:
-        return not isinstance(messages_of(value), str)
-    except ValueError:
-        return True
-
-
-def _is_message(value: object) -> bool:
-    """True for a message, perhaps with ``from`` and ``value``, and for an object that holds ``messages``."""
-    if not isinstance(value, dict):
-        return False
-    kinds = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
-    return any(kind <= value.keys() for kind in kinds) or isinstance(value.get("messages"), list)
 
 
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:

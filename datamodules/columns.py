@@ -1,5 +1,6 @@
 """Columns of rows of data, and the checks of their values."""
 
+import ast
 import hashlib
 import json
 import math
@@ -19,7 +20,7 @@ from datasets import Features, List, Value
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import Messages
 
-from .chat import checked_messages, encode_messages, looks_like_messages, messages_of, template_options
+from .chat import checked_messages, encode_messages, template_options
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_messages, split_prompt
 
 _PROMPT_WORDS = frozenset(
@@ -32,7 +33,7 @@ TIE = "tie"
 """``label`` of a pair whose responses the annotator found equally good."""
 _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
 """Arguments of ``apply_chat_template`` that rows may not set."""
-
+_LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']:\s.*\}\s*\]\s*$""", re.DOTALL)
 
 VOTES = ("votes_for", "votes_against")
 """Numbers of annotators who prefer ``chosen`` and ``rejected``, a tie being half a vote for each."""
@@ -49,6 +50,41 @@ def looks_like_prompt(name: str) -> bool:
     """Return whether a column name is that of a prompt, such as ``question`` or ``prompt_text``."""
     words = [word.removesuffix("s") for word in words_of(name) if word not in _MAY_FOLLOW]
     return bool(words) and words[-1] in _PROMPT_WORDS and _NO_PROMPT.isdisjoint(words)
+
+
+def _messages_of(value: str) -> object:
+    """Return messages that a text holds as JSON or Python literals (ValueError if broken), else the text."""
+    if value.lstrip()[:1] not in ("[", "{"):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            parsed = read(value.strip())
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+        messages = parsed if isinstance(parsed, list) else [parsed]
+        return parsed if messages and all(map(_is_message, messages)) else value
+    if _LIKE_MESSAGES.match(value):  # as NumPy writes them, without commas
+        raise ValueError(
+            f"{value[:80]!r}..., which looks like a list of chat messages but cannot be read; write "
+            "it as JSON"
+        )
+    return value
+
+
+def looks_like_messages(value: str) -> bool:
+    """Return whether a text holds chat messages as JSON or Python literals, perhaps broken ones."""
+    try:
+        return not isinstance(_messages_of(value), str)
+    except ValueError:
+        return True
+
+
+def _is_message(value: object) -> bool:
+    """True for a message, perhaps with ``from`` and ``value``, and for an object that holds ``messages``."""
+    if not isinstance(value, dict):
+        return False
+    kinds = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+    return any(kind <= value.keys() for kind in kinds) or isinstance(value.get("messages"), list)
 
 
 def _text(value: object) -> str:
@@ -209,7 +245,7 @@ class Columns:
         given = row
         texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
         like = [name for name in texts if isinstance(row[name], str) and looks_like_messages(row[name])]
-        row = row | {name: read(messages_of, name) for name in like if name in as_json()}
+        row = row | {name: read(_messages_of, name) for name in like if name in as_json()}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
