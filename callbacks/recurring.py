@@ -81,52 +81,14 @@ def record_of(outputs: Any) -> PairRecord:
     return outputs["record"]
 
 
-class LastVisits:
-    """Window over the last visits of pairs, the same for any number of ranks.
-
-    It has whole steps: the fewest last ones with at least ``window`` visits over all ranks. A row is the step
-    (updates before it) and ``columns`` values, in float32; rows stay on their device until read.
-    """
-
-    def __init__(self, window: int, columns: int):
-        check_at_least(1, window=window)
-        self.window = window
-        self.columns = columns
-        self._rows: deque[Tensor] = deque()
-
-    def clear(self) -> None:
-        """Drop all visits."""
-        self._rows.clear()
-
-    def add(self, step: int, *columns: Tensor) -> None:
-        """Add N visits of this rank, (N,) per column; drop the steps that leave the window."""
-        first = columns[0]
-        values = (torch.full_like(first, step, dtype=torch.float32), *columns)
-        self._rows.append(torch.stack([v.detach().to(first.device, torch.float32) for v in values], dim=1))
-        while sum(map(len, self._rows)) - len(self._rows[0]) >= self.window:
-            self._rows.popleft()
-
-    def load(self, rows: Tensor, is_global_zero: bool) -> None:
-        """Restore the rows of ``of_all_ranks``, on any number of ranks."""
-        # Only the union over ranks matters, so rank 0 holds all rows.
-        self._rows = deque([rows] if is_global_zero else ())
-
-    def of_this_rank(self) -> Tensor:
-        """Return the (K, 1 + columns) rows of this rank on the CPU, oldest first."""
-        return torch.cat([torch.empty(0, 1 + self.columns), *(rows.cpu() for rows in self._rows)])
-
-    def of_all_ranks(self) -> Tensor:
-        """Return the (K, 1 + columns) rows on the CPU, sorted by step and values; all ranks call it."""
-        rows = torch.cat(on_all_ranks([self.of_this_rank()]))
-        rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
-        return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
-
-
 class VisitsCallback(Recurring):
-    """Base of callbacks that process the last visits at chosen updates and at the end of the fit.
+    """Base of callbacks that process the last visits of pairs at chosen updates and at the end of the fit.
+
+    The visits are those of whole steps, the fewest last ones with at least ``window`` over all ranks; so they
+    are the same for any number of ranks.
 
     Args:
-        window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
+        window: number of last visits over all ranks, in whole steps.
         every: updates between two calls of ``process``, or a share of the run; see ``Recurring``.
 
     Raises:
@@ -135,7 +97,10 @@ class VisitsCallback(Recurring):
 
     def __init__(self, window: int, every: int | float | None = None):
         super().__init__(every)
-        self._visits = LastVisits(window, columns=4)
+        check_at_least(1, window=window)
+        self.window = window
+        self._visits: deque[Tensor] = deque()
+        """(N, 5) rows of each step: updates before it, u, Delta, weight and flipped, in float32."""
 
     @abstractmethod
     def process(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
@@ -148,21 +113,40 @@ class VisitsCallback(Recurring):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the visits of all ranks; ``state_dict`` would save those of rank 0 alone."""
-        checkpoint[type(self).__name__] = {"visits": self._visits.of_all_ranks()}
+        checkpoint[type(self).__name__] = {"visits": self._of_all_ranks()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the visits, on any number of ranks."""
         if state := checkpoint.get(type(self).__name__):
-            self._visits.load(state["visits"], trainer.is_global_zero)
+            # Only the union over ranks matters, so rank 0 holds all rows.
+            self._visits = deque([state["visits"]] if trainer.is_global_zero else ())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Add the step's pairs, and process them if due."""
-        record = record_of(outputs)
         # global_step already counts this update.
-        columns = (record.u, record.delta, record.weight, record.flipped)
-        self._visits.add(trainer.global_step - 1, *columns)
+        self.add(trainer.global_step - 1, record_of(outputs))
         super().on_train_batch_end(trainer, pl_module, outputs)
 
     def look(self, trainer: Trainer, pl_module: Any) -> None:
         """Collect the visits of all ranks, and process them."""
-        self.process(trainer, pl_module, self._visits.of_all_ranks())
+        self.process(trainer, pl_module, self._of_all_ranks())
+
+    def add(self, step: int, record: PairRecord) -> None:
+        """Add this rank's visits of a step; drop the steps that leave the window."""
+        u, device = record.u, record.u.device
+        steps = torch.full_like(u, step, dtype=torch.float32)
+        columns = (steps, u, record.delta, record.weight, record.flipped)
+        # They stay on their device until they are read.
+        self._visits.append(torch.stack([c.detach().to(device, torch.float32) for c in columns], dim=1))
+        while sum(map(len, self._visits)) - len(self._visits[0]) >= self.window:
+            self._visits.popleft()
+
+    def of_this_rank(self) -> Tensor:
+        """Return the (K, 5) rows of this rank on the CPU, oldest first."""
+        return torch.cat([torch.empty(0, 5), *(rows.cpu() for rows in self._visits)])
+
+    def _of_all_ranks(self) -> Tensor:
+        """Return the (K, 5) rows on the CPU, sorted by step and values; all ranks call it."""
+        rows = torch.cat(on_all_ranks([self.of_this_rank()]))
+        rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
+        return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows

@@ -31,7 +31,7 @@ class RunSummary(VisitsCallback):
     Tags: none. Files: ``summary.json``, at the end of fit. Cost: 0.2 ms per update.
 
     Args:
-        window: number of last visits in the statistics; see ``LastVisits``.
+        window: number of last visits in the statistics; see ``VisitsCallback``.
 
     Raises:
         UserError: ``window`` is under 1, or the module returns no record.
@@ -99,7 +99,7 @@ class RunSummary(VisitsCallback):
         if rows is None:
             # A resumed fit without updates left did not train. It keeps an existing summary, and writes a
             # missing one: the run was killed after its last checkpoint.
-            rows = self._visits.of_this_rank()
+            rows = self.of_this_rank()
             if path.exists() or not len(rows):
                 return
         data = datamodule(trainer)

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
-from pacmr_lightning.callbacks.recurring import LastVisits
 from pacmr_lightning.commands.compare import compare
+from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
 
@@ -60,9 +60,9 @@ def test_the_numbers_of_a_run(tmp_path, monkeypatch):
 
 
 def test_no_more_visits_are_held_than_the_window_needs():
-    visits = LastVisits(window=20, columns=1)
+    visits = RunSummary(window=20)
     for step in range(9):
-        visits.add(step, torch.zeros(6))
+        visits.add(step, PairRecord([], *[torch.zeros(6)] * 6))
     assert visits.of_this_rank()[:, 0].tolist() == [step for step in (5, 6, 7, 8) for _ in range(6)]
 
 
