@@ -33,7 +33,7 @@ class VisitFigures(VisitsCallback):
 
     Args:
         steps: policy updates after which figures are written to RUN/analysis, besides the end of the fit.
-        window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
+        window: number of last visits over all ranks, in whole steps; see ``VisitsCallback``.
         every: updates between two figures for the loggers, or a share of the run; see ``Recurring``. None for
             ``steps`` and the end only.
 
@@ -54,7 +54,7 @@ class VisitFigures(VisitsCallback):
 
     @abstractmethod
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
-        """Draw N finite ``visits`` on rank 0."""
+        """Draw N finite ``visits`` on rank 0, for loggers or files."""
 
     def is_due(self, trainer: Trainer) -> bool:
         """Return true regularly, and after the chosen steps."""
@@ -84,10 +84,11 @@ class VisitFigures(VisitsCallback):
         if step in self.steps or step >= trainer.estimated_stepping_batches:
             self._written = step
         rows = rows[rows.isfinite().all(dim=1)]
-        if len(rows) and trainer.is_global_zero:
+        to_files = self._written == step
+        if len(rows) and trainer.is_global_zero and (trainer.loggers or to_files):
             _, u, delta, weight, flipped = rows.unbind(1)
             visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
-            self.draw(trainer, pl_module, visits, self._written == step)
+            self.draw(trainer, pl_module, visits, to_files)
 
     def put(self, trainer: Trainer, tag: str, file: str | None, figure: "Figure") -> None:
         """Log a figure under ``pair_weights/TAG``; also write it as RUN/analysis/FILE-step-NNNNN."""
@@ -123,7 +124,7 @@ class VNetSurfaces(VisitFigures):
 
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
         """Draw and save the surfaces."""
-        if not isinstance(pl_module.vnet, VNet) or not (trainer.loggers or to_files):
+        if not isinstance(pl_module.vnet, VNet):
             return
         surface = self._surface(trainer, pl_module, visits)
         from pacmr_lightning.analysis import figures  # imported late: matplotlib is slow
@@ -171,8 +172,6 @@ class WeightDistributions(VisitFigures):
 
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, to_files: bool) -> None:
         """Log the histograms and the precision-recall curves; draw the distributions."""
-        if not (trainer.loggers or to_files):
-            return
         from pacmr_lightning.analysis import figures  # imported late: matplotlib is slow
 
         differ = visits.weight.min() < visits.weight.max()

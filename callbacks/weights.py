@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -71,17 +70,16 @@ class WeightRecorder(Callback):
         rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
         columns = dict(zip(known, rows, strict=True))
         flipped = columns.pop("flipped")
-        count, nothing = len(record.ids), pa.nulls(len(record.ids), pa.float32())
-        arrays = {
-            "id": pa.array(record.ids, pa.string()),
+        count = len(record.ids)
+        arrays: dict[str, Any] = {
+            "id": record.ids,
             # global_step already counts this update.
-            "step": pa.array(np.full(count, trainer.global_step - 1), pa.int64()),
-            "a": nothing,
-            "b": nothing,
-            **{name: pa.array(values) for name, values in columns.items()},
+            "step": [trainer.global_step - 1] * count,
+            **dict.fromkeys(("a", "b"), [None] * count),
+            **columns,
             "flipped": pa.array(flipped == 1, mask=flipped == UNKNOWN),
         }
-        self._pending.append(pa.table(arrays).select(SCHEMA.names).cast(SCHEMA))
+        self._pending.append(pa.table(arrays, schema=SCHEMA))
         if sum(len(table) for table in self._pending) >= self.rows_per_part:
             self._flush(trainer)
 
