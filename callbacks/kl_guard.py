@@ -80,7 +80,7 @@ class KLGuard(Recurring):
         held_out = datamodule(trainer).validation_pairs
         number = min(self.pairs or int(min(32, max(4, most))), len(held_out))
         self._batch = held_out.batch([i * len(held_out) // number for i in range(number)])
-        if self._state.get("ended") and self.stop is not None:
+        if self._state.get("ended"):
             step = self._state["step"]
             rank_zero_warn(f"KLGuard has ended this run; its policy is that of update {step}. Start another.")
             _end(trainer)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,7 @@ def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
     return {f"val/{name}": float(values.mean()), f"val/{name}_stderr": float(error)}
 
 
-def log_responses(trainer: Trainer, rows: list[tuple[str, ...]]) -> None:
+def log_responses(trainer: Trainer, rows: Sequence[Sequence[str]]) -> None:
     """Log ids, prompts and responses as one table; in MLflow as the artifact ``responses-step-NNNNN.md``."""
     headings = ["Prompt", "Reference", "Policy"]
     cells = [[verbatim(text) for text in row] for row in rows]
