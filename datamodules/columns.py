@@ -1,7 +1,6 @@
 """Columns of rows of data, and the checks of their values."""
 
 import ast
-import hashlib
 import json
 import math
 import re
@@ -19,6 +18,7 @@ from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import Messages
+from pacmr_lightning.files import text_hash
 
 from .chat import checked_messages, encode_messages, template_options
 from .split_prompt import HUMAN, PromptAndResponses, split_completion, split_messages, split_prompt
@@ -400,8 +400,3 @@ def _whole(augmented: Messages, prompt: Messages) -> Messages:
     if [message["role"] for message in augmented] != ["user"] or not places:
         return augmented
     return [*prompt[: places[-1]], *augmented, *prompt[places[-1] + 1 :]]
-
-
-def text_hash(text: str) -> str:
-    """Return 16 hexadecimal digits of BLAKE2b."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

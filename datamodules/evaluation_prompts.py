@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import TEMPLATE_COLUMNS, Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.files import text_hash
 from pacmr_lightning.policy.chat_template import render
 
 from .chat import decode_messages
-from .columns import text_hash
 from .reading import values_of
 from .sampling import stratified_sample
 from .sources import Source

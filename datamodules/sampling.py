@@ -1,17 +1,10 @@
-"""Draws of rows by the hash of a text and a seed: splits, samples and label noise."""
+"""Stratified samples of rows, by hashes of their names."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 
 from pacmr_lightning.errors import UserError
-
-
-def unit_hash(text: str, seed: int) -> float:
-    """Return a number in [0, 1) that depends only on ``text`` and ``seed``: 53 bits of BLAKE2b."""
-    digest = hashlib.blake2b(f"{seed}:{text}".encode(), digest_size=8).digest()
-    # 64 bits could round up to 1.0; a float holds 53 exactly.
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
+from pacmr_lightning.files import unit_hash
 
 
 def stratified_sample(

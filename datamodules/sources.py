@@ -12,12 +12,11 @@ from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError, check_at_least, check_within
-from pacmr_lightning.files import local_path
+from pacmr_lightning.files import local_path, unit_hash
 
 from .cleaned import clean_file, write_cleaned
 from .columns import PREFERENCES, SFT, Columns, looks_like_messages, text_of
 from .reading import JSON_ENDINGS, made_once, numbered_rows, read_rows, values_of
-from .sampling import unit_hash
 
 Split = Literal["train", "validation"]
 DEFAULT_FRACTION = 0.05

@@ -25,10 +25,9 @@ from scipy.special import expit
 from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_script
 from pacmr_lightning.datamodules.reading import numbered_rows
-from pacmr_lightning.datamodules.sampling import unit_hash
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.response_files import ResponsePair, pair_rows, read_responses
-from pacmr_lightning.files import local_path, write_json_lines
+from pacmr_lightning.files import local_path, unit_hash, write_json_lines
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn", "data/AFINN-en-165.txt")}

@@ -1,8 +1,9 @@
-"""Atomic writes, JSON Lines, and digests of content."""
+"""Atomic writes, JSON Lines, and digests of files and texts."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -181,6 +182,17 @@ def content_digest(path: str | Path) -> str:
                     digest.update(block)
                     progress.update(len(block))
     return digest.hexdigest()
+
+
+def text_hash(text: str) -> str:
+    """Return 16 hexadecimal digits of BLAKE2b."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def unit_hash(text: str, seed: int) -> float:
+    """Return a number in [0, 1) that depends only on ``text`` and ``seed``: 53 bits of BLAKE2b."""
+    # 64 bits could round up to 1.0; a float holds 53 exactly.
+    return (int(text_hash(f"{seed}:{text}"), 16) >> 11) / 2**53
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:

@@ -23,10 +23,9 @@ from torch import Tensor
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands import refine
 from pacmr_lightning.datamodules.cleaned import exchanged, plain_row
-from pacmr_lightning.datamodules.columns import text_hash
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.errors import UserError, check_within
-from pacmr_lightning.files import write_frame, write_json, write_json_lines, write_text
+from pacmr_lightning.files import text_hash, write_frame, write_json, write_json_lines, write_text
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.token_layout import padded, separate_rows

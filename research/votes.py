@@ -29,12 +29,11 @@ from sklearn.model_selection import KFold
 from pacmr_lightning.audit.agreement import Agreement, agreement
 from pacmr_lightning.audit.linear_probe import FOLDS, mirror_signs, probe_log_odds
 from pacmr_lightning.audit.suspected import detection_quality, is_suspected
-from pacmr_lightning.datamodules.columns import text_hash
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
-from pacmr_lightning.files import content_digest, replacing, write_frame, write_json_lines
+from pacmr_lightning.files import content_digest, replacing, text_hash, write_frame, write_json_lines
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.numerics import AskedDtype
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import replacing, text_hash
 
-from ..columns import text_hash, text_of
+from ..columns import text_of
 from ..reading import numbered_rows, values_of
 
 _IDS = "pair_ids"

@@ -10,9 +10,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from scipy.optimize import brentq
 
 from pacmr_lightning.errors import UserError, check_rates, check_within
+from pacmr_lightning.files import unit_hash
 
 from ..reading import numbered_rows, response_texts
-from ..sampling import unit_hash
 
 LOG_RANGE = 30.0
 """Temperatures and strengths are searched between exp(-30) and exp(30)."""

@@ -7,8 +7,8 @@ from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError, check_rates, check_within
+from pacmr_lightning.files import unit_hash
 
-from ..sampling import unit_hash
 from .base import LabelNoise, calibrated, check_share_or
 
 

@@ -17,10 +17,9 @@ from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from ..analysis.last_pass import last_pass
-from ..datamodules.columns import text_hash
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
-from ..files import replacing, write_frame
+from ..files import replacing, text_hash, write_frame
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel

@@ -20,8 +20,8 @@ from pacmr_lightning.datamodules import (
     TemperatureLabels,
     TwoRateNoise,
 )
-from pacmr_lightning.datamodules.sampling import unit_hash
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import unit_hash
 
 from ..conftest import write_lines
 from .checked_rows import pairs
