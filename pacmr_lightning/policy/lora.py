@@ -11,6 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -42,9 +44,9 @@ def add_lora(
 ) -> PeftModel:
     """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages.
 
-    If ``custom``, linear layers get a ``PolicyLora``, which needs no ``fan_in_fan_out``.
+    If ``custom``, linear layers get a ``PolicyLora``.
     """
-    initial = options.get("init_lora_weights", True)
+    initial = options.get("init_lora_weights")
     if initial in ("corda", "eva", "loftq", "lora_ga"):
         raise UserError(
             f"{option} has init_lora_weights {initial}, which needs data or weights that are not given "
@@ -58,31 +60,29 @@ def add_lora(
                     fix = _other_targets(model, target) if key == "target_modules" else "leave it out"
                     name = type(model).__name__
                     raise UserError(f"{key} names {target}, but {name} has no such module; {fix}.")
-    asked = options.keys() - {"r", "target_modules"}
-    if others := _without_adapters(model):
+    others = _without_adapters(model)
+    if others and options["target_modules"] != DUMMY_TARGET_MODULES:
         rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")
         own = options.get("exclude_modules") or []
         own = own if isinstance(own, str) else _below(own)
         options = {**options, "exclude_modules": f"({own})|({_below(others)})"}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"(?s).*\bexclude_modules\b")
             # PEFT only warns of an option without effect.
-            for key in asked:
+            for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
             with torch.device("cpu"):
                 config = LoraConfig(**options)
+                config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
                 if custom:
                     config._register_custom_module(LAYERS)
-                    config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
                 adapted = get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
-        of_targets = "layers_" not in said and re.match("Target module|.*Mamba-based", said)
-        targets = options["target_modules"]
-        given = f"target_modules {targets}" if of_targets else option
-        fix = _other_targets(model, targets, said) if of_targets else "change it"
+        targets, given, fix = options["target_modules"], option, "change it"
+        if "layers_" not in said and re.match("Target module|.*Mamba-based", said):
+            given, fix = f"target_modules {targets}", _other_targets(model, targets, said)
         raise UserError(f"{given} cannot be used with this model ({said[:200]}); {fix}.") from None
     if os.path.isdir(base := str(config.base_model_name_or_path)):
         config.base_model_name_or_path = os.path.abspath(base)  # saved adapters are loaded from elsewhere
@@ -90,41 +90,28 @@ def add_lora(
     if config.bias != "none" and not any(name.endswith("bias") for name in trained):
         raise UserError(f"{option} has bias {config.bias}, but there is no bias to train; leave it out.")
     layers = options.get("layers_to_transform")
-    names = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     for layer in [layers] if isinstance(layers, int) else layers or []:
-        if not any(f".{layer}." in name for name in names):
+        if not any(f".{layer}." in name for name in adapted.targeted_module_names):
             raise UserError(f"{option} has layer {layer} in layers_to_transform, which adapts nothing there.")
     return adapted
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
     """Return the last name parts of the language model's linear layers except head and routers."""
-    head, others = model.get_output_embeddings(), _below(_without_adapters(model))
-    return sorted(
-        {
-            last
-            for name, module in model.named_modules()
-            if module is not head
-            and isinstance(module, (nn.Linear, Conv1D))
-            and not re.fullmatch(others, name)
-            and ".lora_" not in name
-            and not (last := name.removesuffix(".base_layer").rpartition(".")[2]).isdigit()  # as whole layers
-        }
-    )
+    config = _maybe_include_all_linear_layers(LoraConfig(target_modules="all-linear"), model)
+    others = _below(_without_adapters(model))
+    last = {name.rpartition(".")[2] for name in config.target_modules or () if not re.fullmatch(others, name)}
+    return sorted(name for name in last if not name.isdigit())  # a number would name whole layers
 
 
 def other_parts(model: PreTrainedModel) -> list[str]:
     """Return the names of parts beside the language model that text does not run, such as a vision tower."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    if any(decoder is one for one in (model, model.base_model, head)):
+    if decoder in (model, model.base_model, head):
         return []
-    names = {id(module): name for name, module in model.named_modules()}
-    siblings = model.get_submodule(names[id(decoder)].rpartition(".")[0]).children()
-    return [
-        names[id(part)]
-        for part in siblings
-        if part not in (decoder, head) and any(True for _ in part.parameters())
-    ]
+    names = {module: name for name, module in model.named_modules()}
+    siblings = model.get_submodule(names[decoder].rpartition(".")[0]).children()
+    return [names[part] for part in siblings if part not in (decoder, head) and [*part.parameters()]]
 
 
 def _without_adapters(model: PreTrainedModel) -> list[str]:
