@@ -52,32 +52,31 @@ def add_lora(
             f"{option} has init_lora_weights {initial}, which needs data or weights that are not given "
             "here; leave it out."
         )
+    kind, names = type(model).__name__, [f".{name}" for name, _ in model.named_modules()]
     # PEFT ignores a name without a match if another one matches.
     for key in ("target_modules", "exclude_modules", "modules_to_save"):
-        if isinstance(options.get(key), (list, tuple, set)):
-            for target in options[key]:
-                if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
-                    fix = _other_targets(model, target) if key == "target_modules" else "leave it out"
-                    name = type(model).__name__
-                    raise UserError(f"{key} names {target}, but {name} has no such module; {fix}.")
+        listed = options[key] if isinstance(options.get(key), (list, tuple, set)) else ()
+        for one in listed:
+            if not any(name.endswith(f".{one}") for name in names):
+                fix = _other_targets(model, listed) if key == "target_modules" else "leave it out"
+                raise UserError(f"{key} names {one}, but {kind} has no such module; {fix}.")
     others = _without_adapters(model)
     if others and options["target_modules"] != DUMMY_TARGET_MODULES:
-        rank_zero_info(f"{type(model).__name__} gets no adapter in {', '.join(others)}.")
+        rank_zero_info(f"{kind} gets no adapter in {', '.join(others)}.")
         own = options.get("exclude_modules") or []
         own = own if isinstance(own, str) else _below(own)
         options = {**options, "exclude_modules": f"({own})|({_below(others)})"}
     try:
-        with warnings.catch_warnings():
+        # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
+        with torch.device("cpu"), warnings.catch_warnings():
             # PEFT only warns of an option without effect.
             for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
-            # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
-            with torch.device("cpu"):
-                config = LoraConfig(**options)
-                config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
-                if custom:
-                    config._register_custom_module(LAYERS)
-                adapted = get_peft_model(model, config)
+            config = LoraConfig(**options)
+            config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
+            if custom:
+                config._register_custom_module(LAYERS)
+            adapted = get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
         targets, given, fix = options["target_modules"], option, "change it"
