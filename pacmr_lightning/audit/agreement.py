@@ -79,6 +79,18 @@ class Votes:
         """(N,) number of votes."""
         return self.right + self.wrong
 
+    def counted(self) -> "Votes":
+        """Return those of the rows that count."""
+        return Votes(self.right[self.once], self.wrong[self.once], self.verdicts[self.once])
+
+    def margins(self, u: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        """Return (N,) k u + sum of v logit(a), from eps, k and a."""
+        return parameters[1] * u + self.verdicts @ logit(parameters[2:])
+
+    def shares(self, u: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        """Return (N,) c."""
+        return parameters[0] + (1 - 2 * parameters[0]) * expit(self.margins(u, parameters))
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -160,40 +172,42 @@ def agreement(
         resamples: bootstrap resamples of the prompts, for intervals.
     """
     votes = votes or Votes.single(len(u))
-    cells = _Cells(u, votes)
+    unit = float(np.abs(u[votes.once]).mean()) or 1.0
+    u, counted, prompts = u / unit, votes.counted(), prompts[votes.once]
+    cells = _Cells(u[votes.once], counted)
     rates = (LOWEST, HIGHEST) if known is None else (known, known)
-    everything = np.ones(len(u))
+    everything = np.ones(len(prompts))
     best, loss = cells.fit(everything, rates, _STARTS)
     _, clean_loss = cells.fit(everything, (LOWEST, LOWEST), _STARTS[:1])
     start = [np.maximum(best, 0.02)]
     resampled = resampled_prompts(prompts, resamples)
     draws = np.array([best, *(cells.fit(weights, rates, start)[0] for weights in resampled)])
-    c, margin = cells.shares(best), cells.margins(best)
-    strength = _strength(c[votes.once], votes.right[votes.once], votes.wrong[votes.once])
+    strength = _strength(counted.shares(cells.u, best), counted)
     strengths = np.exp(np.log(strength) + _SPREAD_OF_S * np.random.default_rng(0).standard_normal(len(draws)))
     strengths[0] = strength
-    gain = cells.out_of_fold(prompts, rates, start)[votes.once]
+    gain = cells.out_of_fold(prompts, rates, start)
     expected = np.empty((len(draws), len(u)), dtype=np.float32)
     for row, parameters, s in zip(expected, draws, strengths, strict=True):
         if known is None:
-            row[:] = (s * (1 - cells.shares(parameters)) + votes.wrong) / (s + votes.total)
+            row[:] = (s * (1 - votes.shares(u, parameters)) + votes.wrong) / (s + votes.total)
         else:
-            row[:] = expit((votes.right - votes.wrong) * logit(known) - cells.margins(parameters))
+            row[:] = expit((votes.right - votes.wrong) * logit(known) - votes.margins(u, parameters))
     # The Beta posterior that more than half of the annotators agree.
+    c = votes.shares(u, best)
     for_label, against = strength * c + votes.right, strength * (1 - c) + votes.wrong
     majority = betainc(against, for_label, 0.5) if known is None else 1 - expected[0]
     # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
-    share = votes.right / votes.total - 0.5  # above one half; below: for the side that the score prefers
-    effect = design_effect((np.sign(margin) * share)[votes.once], prompts[votes.once])
-    scale = np.array([1, 1 / cells.unit, *[1] * (len(best) - 2)])
+    share = counted.right / counted.total - 0.5  # above one half; below: for the side that the score prefers
+    effect = design_effect(np.sign(counted.margins(cells.u, best)) * share, prompts)
+    scale = np.array([1, 1 / unit, *[1] * (len(best) - 2)])
     return Agreement(
         p=1 - expected[0],
         p_majority=majority,
-        margin=margin,
+        margin=votes.margins(u, best),
         rate=float(best[0]),
-        slope=float(best[1] / cells.unit),
+        slope=float(best[1] / unit),
         gain=float(gain.mean()),
-        gain_error=clustered_standard_error(gain, prompts[votes.once]),
+        gain_error=clustered_standard_error(gain, prompts),
         flips=float(2 * (clean_loss - loss) / effect - np.log(len(gain))),
         strength=strength,
         draws=draws[1:] * scale,
@@ -207,21 +221,12 @@ class _Cells:
     """Pairs by score, of which those with equal verdicts and nearly equal u share a cell."""
 
     def __init__(self, u: np.ndarray, votes: Votes):
-        self.unit = float(np.abs(u[votes.once]).mean()) or 1.0
-        self.u, self.votes, counted = u / self.unit, votes, u[votes.once] / self.unit
-        edges = np.unique(np.quantile(counted, np.linspace(0, 1, _BINS + 1)[1:-1]))
-        columns = np.column_stack([np.searchsorted(edges, counted, side="right"), votes.verdicts[votes.once]])
+        self.u, self.votes = u, votes
+        edges = np.unique(np.quantile(u, np.linspace(0, 1, _BINS + 1)[1:-1]))
+        columns = np.column_stack([np.digitize(u, edges), votes.verdicts])
         kinds, cell = np.unique(columns, axis=0, return_inverse=True)
         self.cell, self.verdicts = cell.reshape(-1), kinds[:, 1:]
-        self.means = np.bincount(self.cell, counted) / np.bincount(self.cell)
-
-    def margins(self, parameters: np.ndarray) -> np.ndarray:
-        """(N,) k u + sum of v logit(a)."""
-        return parameters[1] * self.u + self.votes.verdicts @ logit(parameters[2:])
-
-    def shares(self, parameters: np.ndarray) -> np.ndarray:
-        """(N,) c."""
-        return parameters[0] + (1 - 2 * parameters[0]) * expit(self.margins(parameters))
+        self.means = np.bincount(self.cell, u) / np.bincount(self.cell)
 
     def fit(
         self, weights: np.ndarray, rates: tuple[float, float], starts: Sequence[Sequence[float]]
@@ -233,8 +238,8 @@ class _Cells:
         and wrong once before. So which pairs a judge sees may depend on u and the label.
         """
         votes, verdicts, means = self.votes, self.verdicts, self.means
-        right = np.bincount(self.cell, (weights * votes.right / votes.total)[votes.once], len(means))
-        wrong = np.bincount(self.cell, (weights * votes.wrong / votes.total)[votes.once], len(means))
+        right = np.bincount(self.cell, weights * votes.right / votes.total)
+        wrong = np.bincount(self.cell, weights * votes.wrong / votes.total)
         there, judges = verdicts != 0, verdicts.shape[1]
         bounds = [rates, (0.0, STEEPEST), *[RELIABILITIES] * judges]
         last = [0.0]
@@ -261,13 +266,9 @@ class _Cells:
             last[0] = float(-(right @ for_label + wrong @ against))
             return last[0] + off**2 / 2 - np.log(a * (1 - a)).sum(), -gradient
 
-        lower, upper = map(np.array, zip(*bounds, strict=True))
-        minima = []
-        for start in starts:
-            first = np.clip([*start, *[_RELIABILITY] * (judges + 2 - len(start))], lower, upper)
-            result = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds)
-            minima.append((result.fun, result.x))
-        best = min(minima, key=lambda pair: pair[0])[1]
+        firsts = ([*start, *[_RELIABILITY] * (judges + 2 - len(start))] for start in starts)
+        minima = [minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds) for first in firsts]
+        best = min(minima, key=lambda minimum: minimum.fun).x
         loss(best)
         return best, last[0]
 
@@ -277,22 +278,22 @@ class _Cells:
         """(N,) log-likelihood of a pair's mean vote minus that of a coin, fitted to other prompts."""
         fold = np.random.default_rng(0).permutation(int(prompts.max()) + 1)[prompts] % FOLDS
         share = self.votes.right / self.votes.total
-        gain = np.zeros(len(self.u))
+        gain = np.zeros(len(prompts))
         for number in np.unique(fold):
             out = fold == number
             if not out.all():
                 parameters, _ = self.fit(np.where(out, 0.0, 1.0), rates, starts)
-                c = np.clip(self.shares(parameters)[out], 1e-6, 1 - 1e-6)
+                c = np.clip(self.votes.shares(self.u, parameters)[out], 1e-6, 1 - 1e-6)
                 gain[out] = share[out] * np.log(c) + (1 - share[out]) * np.log1p(-c) + np.log(2)
         return gain
 
 
-def _strength(c: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> float:
+def _strength(c: np.ndarray, votes: Votes) -> float:
     """Return the most probable s, by the beta-binomial likelihood of pairs with several votes."""
-    several = right + wrong > 1
+    several = votes.total > 1
     if not several.any():
         return SCORE_VOTES
-    a, b, right, wrong = c[several], 1 - c[several], right[several], wrong[several]
+    a, b, right, wrong = c[several], 1 - c[several], votes.right[several], votes.wrong[several]
 
     def loss(log_s: float) -> float:
         s = np.exp(log_s)
