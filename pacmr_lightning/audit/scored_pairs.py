@@ -102,10 +102,7 @@ def score_fit(
         linear_probe.check_groups(groups)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs).assign(prompt=groups, cross_fit_u=np.nan)
-    pairs = pairs.join(views(data.train_pairs, data.train_pairs.reference))
-    if data.annotators is not None:
-        pairs["annotator"] = pairs["id"].map(data.annotators)
-    pairs, several = _with_votes(pairs, data.train_pairs)
+    pairs, several = _completed(pairs, data.train_pairs)
     if scorer == "probe" or (visits is not None and groups.max() + 1 >= linear_probe.FOLDS):
         states, shares = data.train_state_differences(module.policy), data.train_pairs.vote_shares
         pairs["probe_u"] = linear_probe.probe_log_odds(states, groups, shares)
@@ -150,15 +147,16 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         base_model = adapter_base(model) if is_adapter(model) else model
         placed = _placed(base_model, options)
         u = linear_probe.probe_log_odds(data.state_differences(placed), groups, data.vote_shares)
-        base = None if options.decided is None else data.reference_log_probs(placed)
+        if options.decided is not None:
+            data.reference = data.reference_log_probs(placed)
         delta = np.full(len(u), np.nan)
         note = f"Scores are those of a linear probe on hidden states of {base_model}."
     else:
-        ours, base = (
+        ours, data.reference = (
             data.reference_log_probs(_placed(name, options), f"{title} log-probabilities")
             for name, title in ((model, "Policy"), (reference, "Reference"))
         )
-        chosen, rejected = BETA * (ours - base).astype(np.float64).T
+        chosen, rejected = BETA * (ours - data.reference).astype(np.float64).T
         u, delta = chosen - rejected, chosen + rejected
         note = f"Scores are u of {model} against its reference {reference}."
     known = np.array(data.flipped)
@@ -176,11 +174,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
             "probe_u": u if scorer == "probe" else np.nan,
         }
     )
-    if base is not None:
-        pairs = pairs.join(views(data, base))
-    if data.annotators is not None:
-        pairs["annotator"] = data.annotators
-    pairs, several = _with_votes(pairs, data)
+    pairs, several = _completed(pairs, data)
     notes = [note, *grouped, *([SEEN] if scorer == "policy" else []), *notes, *several]
     return ScoredPairs(pairs, scorer, source.load_all(), source, notes=notes)
 
@@ -205,8 +199,12 @@ def _tokenized(source: Any, models: list[str], max_length: int) -> TokenizedPair
     return TokenizedPairs(tokens, tokenizer.pad_token_id, annotators=who)
 
 
-def _with_votes(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]]:
-    """Return scored pairs with ``votes_on_pairs``, and notes on them."""
+def _completed(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]]:
+    """Return scored pairs with ``VIEWS`` if known, annotators and ``votes_on_pairs``, and notes on votes."""
+    if data.reference is not None:
+        pairs = pairs.join(views(data, data.reference))
+    if data.annotators is not None:
+        pairs["annotator"] = data.annotators
     votes = votes_on_pairs(data)
     several, ties = (votes["votes_for"] + votes["votes_against"] > 1).sum(), int(votes["tie"].sum())
     notes = []
