@@ -97,9 +97,9 @@ def add_lora(
 
 def linear_names(model: PreTrainedModel) -> list[str]:
     """Return the last name parts of the language model's linear layers except head and routers."""
-    config = _maybe_include_all_linear_layers(LoraConfig(target_modules="all-linear"), model)
+    config: Any = _maybe_include_all_linear_layers(LoraConfig(target_modules="all-linear"), model)
     others = _below(_without_adapters(model))
-    last = {name.rpartition(".")[2] for name in config.target_modules or () if not re.fullmatch(others, name)}
+    last = {name.rpartition(".")[2] for name in config.target_modules if not re.fullmatch(others, name)}
     return sorted(name for name in last if not name.isdigit())  # a number would name whole layers
 
 
