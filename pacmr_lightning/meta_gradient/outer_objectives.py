@@ -91,7 +91,7 @@ class PromptConsistency(OuterObjective):
         # Line 9: the meta loss of the augmented views, and d_meta, its gradient at omega^.
         views = augmented[retained], augmented[:1]
         d_meta, view = _gradient(policy, beta, *views, targets, divisor, micro_batch_size)
-        metrics = _consistency_metrics(u, retained, view, targets, meta.flipped, divisor)
+        metrics = _consistency_metrics(u[retained], view, targets, meta.flipped[retained], sizes, divisor)
         return OuterGradient(d_meta, int(sizes[0]), metrics)
 
 
@@ -101,30 +101,19 @@ def pseudo_label_loss(u: Tensor, targets: Tensor) -> Tensor:
 
 
 def _consistency_metrics(
-    u: Tensor, retained: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, divisor: Tensor
+    u: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, sizes: Tensor, divisor: Tensor
 ) -> dict[str, Tensor]:
-    """Metrics over all ranks; u and flipped are (M,), retained indices, view and targets (K,)."""
-    original, flips, as_observed = u[retained], flipped[retained], targets >= 0.5
-    known = flips != UNKNOWN
-    total = sums_over_ranks(
-        {
-            "pairs": torch.ones_like(u),
-            "retained": torch.ones_like(view),
-            "loss": pseudo_label_loss(view, targets),
-            "as_observed": as_observed,
-            "same_direction": (original >= 0) == (view >= 0),
-            "l1": 2 * (view.sigmoid() - original.sigmoid()).abs(),
-            "known": known,
-            "clean": known & (as_observed == (flips == 0)),
-        }
-    )
-    metrics = {
-        "meta/loss": total["loss"] / divisor,
-        "meta/coverage": total["retained"] / total["pairs"],
-        "meta/pseudo_labels_as_observed": total["as_observed"] / total["retained"],
-        "meta/direction_agreement": total["same_direction"] / total["retained"],
-        "meta/l1": total["l1"] / total["retained"],
+    """Metrics over all ranks of K retained pairs; ``sizes`` are the global numbers of retained and all."""
+    as_observed, known = targets >= 0.5, flipped != UNKNOWN
+    means = {
+        "meta/pseudo_labels_as_observed": as_observed,
+        "meta/direction_agreement": (u >= 0) == (view >= 0),
+        "meta/l1": 2 * (view.sigmoid() - u.sigmoid()).abs(),
     }
+    counts = {"known": known, "clean": known & (as_observed == (flipped == 0))}
+    total = sums_over_ranks(means | counts | {"loss": pseudo_label_loss(view, targets)})
+    metrics = {"meta/loss": total["loss"] / divisor, "meta/coverage": sizes[0] / sizes[1]}
+    metrics |= {name: total[name] / sizes[0] for name in means}
     if total["known"]:
         metrics["meta/clean_accuracy"] = total["clean"] / total["known"]
     return metrics
@@ -204,20 +193,17 @@ def _gradient(
     micro_batch_size: MicroBatchSize,
 ) -> tuple[Direction, Tensor]:
     """Return d_meta of K pairs with (K,) targets, and (K,) u; ``filler`` as in ``PolicyModel.in_step``."""
-    d_meta, margins, done = policy.zeros(), [targets[:0]], 0
+    d_meta, margins = policy.zeros(), targets[:0]
     most = micro_batch_size
     if isinstance(most, int) and len(pairs) > most:  # the fewest micro-batches, about equal for a low peak
         most = math.ceil(len(pairs) / math.ceil(len(pairs) / most))
     for part, counted in policy.in_step(pairs.micro_batches(most), filler):
-        u = _u(policy, beta, part)
-        loss = 0 * u.sum()
-        if counted:
-            loss = pseudo_label_loss(u, targets[done : done + len(part)]).sum() / divisor
-            margins.append(u.detach())
-            done += len(part)
-        policy.add_gradient(d_meta, loss)
+        u = _u(policy, beta, part)[: len(part) if counted else 0]  # a filler's gradient is 0
+        some = targets[len(margins) :][: len(u)]
+        policy.add_gradient(d_meta, pseudo_label_loss(u, some).sum() / divisor)
+        margins = torch.cat([margins, u.detach()])
     sum_over_ranks(d_meta.values())
-    return d_meta, torch.cat(margins)
+    return d_meta, margins
 
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
