@@ -1,5 +1,6 @@
 """The parts of Algorithm 1 that ``weighting.algorithm_1`` puts together: d_meta and c_i."""
 
+from .estimators import CentralDifference, GhostDotProduct, MetaGradientEstimator
 from .outer_objectives import (
     CleanPreference,
     OuterGradient,
@@ -7,7 +8,7 @@ from .outer_objectives import (
     PromptAugmentationConsistency,
     SoftPromptConsistency,
 )
-from .step_pairs import CentralDifference, GhostDotProduct, MetaGradientEstimator, StepPairs
+from .step_pairs import StepPairs
 
 __all__ = [
     "CentralDifference",

@@ -1,4 +1,4 @@
-"""Algorithm 1 of Qu et al.: one update of the policy, top to bottom.
+"""Algorithm 1 of Qu et al., in the parts that ``PreferenceModule.training_step`` calls.
 
 omega are the LoRA parameters and Theta those of VNet, V. Of pair i, u_i is the implicit reward margin,
 Delta_i the sum of both rewards, l_i(omega) the loss and g_i = V(Delta_i, u_i; Theta) the weight; no gradient
@@ -16,12 +16,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..batch import MicroBatchSize, PairBatch
+from ..batch import PairBatch
 from ..errors import UserError, check_choice, check_within
+from ..meta_gradient.estimators import GhostDotProduct, MetaGradientEstimator
 from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency, sums_over_ranks
-from ..meta_gradient.step_pairs import AskedGradients, GhostDotProduct, MetaGradientEstimator, StepPairs
-from ..objectives import Objective
-from ..policy import Direction, PolicyModel
+from ..meta_gradient.step_pairs import AskedGradients, StepPairs
+from ..policy import Direction
 from ..policy.lora_layer import UnsupportedLoraError
 from ..rewards import Rewards, Weights
 from ..strategies.ranks import on_all_ranks, sum_over_ranks
@@ -36,51 +36,15 @@ LARGE_ERROR = 0.2
 
 @dataclass
 class WeightedGradient:
-    """Gradient of 1/N sum_i g_i l_i over the global batch, with its weights.
-
-    With soft labels: of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], where l' is the loss under the other label.
-    """
+    """Gradient of 1/N sum_i g_i l_i over the global batch, and detached values of this rank's n pairs."""
 
     gradient: Direction
-    rewards: Rewards
-    """Rewards of this rank's pairs, detached."""
-    losses: Tensor
-    """(n,) l of this rank's pairs under the observed labels, detached."""
-    weights: Weights
-    """Weights of this rank's pairs."""
     total: Tensor
     """0-dim number of pairs N in the global batch."""
-
-
-def policy_gradient(
-    policy: PolicyModel,
-    objective: Objective,
-    weighting: Weighting,
-    train: PairBatch,
-    meta: PairBatch | None,
-    micro_batch_size: MicroBatchSize,
-    learning_rate: float,
-    peak: float,
-) -> tuple[WeightedGradient, dict[str, Tensor]]:
-    """Return the gradient of one policy update, and what the weighting's update logs.
-
-    Args:
-        policy: at omega.
-        objective: l.
-        weighting: gives g_i; if there is ``meta``, it learns first.
-        train: B_t, this rank's pairs.
-        meta: this rank's meta-batch, in every K-th update of the policy; else None.
-        micro_batch_size: pairs of a forward pass, or a ``TokenBudget``; None for all pairs.
-        learning_rate: the policy's current one.
-        peak: the largest of its schedule.
-    """
-    # Line 2: the train batch at omega.
-    keep = meta is not None and weighting.keep_gradients
-    pairs = StepPairs(policy, objective, train, micro_batch_size, keep)
-    # Lines 3 to 11, of a ``VNetWeighting``, below: Theta.
-    metrics = {} if meta is None else weighting.update(pairs, meta, learning_rate, peak)
-    # Line 12: the gradient for omega, with weights of the new Theta.
-    return weighted_gradient(pairs, weighting), metrics
+    rewards: Rewards
+    losses: Tensor
+    """(n,) l under the observed labels."""
+    weights: Weights
 
 
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
@@ -88,7 +52,7 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
 
     With several micro-batches, a grouped objective (Dr.DPO) computes all losses once more, without gradient.
     """
-    objective = pairs.objective
+    objective, gradient = pairs.objective, pairs.policy.zeros()
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
     sum_over_ranks([total])  # N
     groups = None
@@ -96,22 +60,24 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         sizes = [len(part) for part, _ in pairs.parts]
         groups = iter(objective.group_weights(pairs.current_losses()).split(sizes))
 
-    gradient, rewards, losses, parts = pairs.policy.zeros(), [], [], []
+    values: list[tuple[Rewards, Tensor, Weights]] = []
     for part in pairs:  # line 3: u_i, Delta_i; l_i at omega
-        rewards.append(part.rewards.detach())
-        losses.append(part.losses.detach())
-        weights = weighting.weights(rewards[-1], part.batch)  # line 4: g_i
+        rewards, losses = part.rewards.detach(), part.losses.detach()
+        weights = weighting.weights(rewards, part.batch)  # line 4: g_i
         for of, shape in ((weighting, (*weights.g.shape,)), (objective, (*part.losses.shape,))):
             if shape != (n := len(part.batch),):  # would be broadcast
                 raise UserError(f"{type(of).__name__} returns the shape {shape} for {n} pairs, not ({n},).")
-        parts.append(weights)
+        values.append((rewards, losses, weights))
         factors = weights.g / total
-        swapped = (1 - weights.g) / total if weighting.soft_labels else None
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(losses[-1]) if groups is None else next(groups)
-        pairs.add_gradient(gradient, part, factors, swapped)  # line 5: 1/N sum_i g_i grad l_i(omega)
+            factors = objective.group_weights(losses) if groups is None else next(groups)
+        if weighting.soft_labels:  # g_i l_i + (1 - g_i) l'_i, where l' is the loss under the other label
+            part.losses = torch.cat([part.losses, objective(part.rewards.exchanged())])
+            factors = torch.cat([factors, (1 - weights.g) / total])
+        pairs.add_gradient(gradient, part, factors)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
-    return WeightedGradient(gradient, Rewards.cat(rewards), torch.cat(losses), Weights.cat(parts), total)
+    rewards, losses, weights = zip(*values, strict=True)
+    return WeightedGradient(gradient, total, Rewards.cat(rewards), torch.cat(losses), Weights.cat(weights))
 
 
 class VNetWeighting(Weighting):
