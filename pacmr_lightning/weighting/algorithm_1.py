@@ -60,23 +60,23 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         sizes = [len(part) for part, _ in pairs.parts]
         groups = iter(objective.group_weights(pairs.current_losses()).split(sizes))
 
-    values: list[tuple[Rewards, Tensor, Weights]] = []
+    rewards, losses, weights = [], [], []
     for part in pairs:  # line 3: u_i, Delta_i; l_i at omega
-        rewards, losses = part.rewards.detach(), part.losses.detach()
-        weights = weighting.weights(rewards, part.batch)  # line 4: g_i
-        for of, shape in ((weighting, (*weights.g.shape,)), (objective, (*part.losses.shape,))):
+        rewards.append(part.rewards.detach())
+        losses.append(part.losses.detach())
+        weights.append(weighting.weights(rewards[-1], part.batch))  # line 4: g_i
+        g = weights[-1].g
+        for of, shape in ((weighting, (*g.shape,)), (objective, (*part.losses.shape,))):
             if shape != (n := len(part.batch),):  # would be broadcast
                 raise UserError(f"{type(of).__name__} returns the shape {shape} for {n} pairs, not ({n},).")
-        values.append((rewards, losses, weights))
-        factors = weights.g / total
+        factors = g / total
         if objective.grouped:  # weighs pairs itself
-            factors = objective.group_weights(losses) if groups is None else next(groups)
+            factors = objective.group_weights(losses[-1]) if groups is None else next(groups)
         if weighting.soft_labels:  # g_i l_i + (1 - g_i) l'_i, where l' is the loss under the other label
             part.losses = torch.cat([part.losses, objective(part.rewards.exchanged())])
-            factors = torch.cat([factors, (1 - weights.g) / total])
+            factors = torch.cat([factors, (1 - g) / total])
         pairs.add_gradient(gradient, part, factors)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())
-    rewards, losses, weights = zip(*values, strict=True)
     return WeightedGradient(gradient, total, Rewards.cat(rewards), torch.cat(losses), Weights.cat(weights))
 
 
