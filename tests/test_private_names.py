@@ -44,7 +44,7 @@ TABLE = {
     "lightning.pytorch.strategies:DeepSpeedStrategy": "_init_config_if_needed _init_deepspeed_distributed",
     "lightning.pytorch.trainer.connectors.callback_connector:_CallbackConnector": "_default_root_dir",
     "peft:LoraConfig": "_register_custom_module",
-    "peft.tuners.lora:LoraLayer": "_active_adapter lora_A lora_B lora_variant merged_adapters",
+    "peft.tuners.lora:Linear": "_active_adapter _disable_adapters lora_A lora_B lora_variant merged_adapters",
     "peft.tuners.tuners_utils": "_maybe_include_all_linear_layers",
     "torch": "_foreach_add_ _foreach_copy_ _foreach_mul_",
     "torch:Tensor": "_is_view",

@@ -1,7 +1,7 @@
 """The policy's LoRA layer: PEFT's, with a forward pass of its own that the method works through.
 
-What a step needs of a layer are fields of it: no adapter for the reference (``enabled``), other weights for
-the virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
+What a step needs of a layer are fields of it, which ``layers_with`` sets for a while: other weights for the
+virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
 half precision (``compute_dtype``). One autograd node does all of them, for all layers of one input (q, k, v;
 gate, up; ``share_inputs``), and no parameter is written.
 
@@ -16,19 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal
 
 import torch
 from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import one_hot
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
 from ..strategies.sharding import is_sharded
+from .token_layout import Rows
 
 ADAPTER = "default"
 BF16 = torch.bfloat16
@@ -54,8 +53,8 @@ class PolicyLora(nn.Module):
     >>> layer.shift = torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0]])
     >>> layer(x).item()  # 2 + 2 * 2 * 4
     18.0
-    >>> layer.enabled = False  # the reference
-    >>> layer(x).item()
+    >>> with layers_with("_disable_adapters", {layer: True}):  # the reference
+    ...     layer(x).item()
     2.0
     """
 
@@ -63,8 +62,6 @@ class PolicyLora(nn.Module):
     scaling: dict[str, float]
     lora_A: Any
     lora_B: Any
-    enabled = True
-    """False for the reference: the base alone."""
     shift: tuple[Tensor, Tensor] | None = None
     """(dA, dB), which are added to A and B."""
     per_pair: PerPair | None = None
@@ -85,15 +82,6 @@ class PolicyLora(nn.Module):
         # PEFT's own dispatch tells its layer so; merging transposes by it.
         self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
 
-    def enable_adapters(self, enabled: bool) -> None:
-        """Set ``enabled``; PEFT's also walks through the parameters."""
-        self.enabled = enabled
-
-    @property
-    def disable_adapters(self) -> bool:
-        """As PEFT's."""
-        return not self.enabled
-
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return (k, in) and (out, k), whose product is (B + dB)(A + dA)."""
         a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
@@ -109,24 +97,40 @@ class PolicyLora(nn.Module):
         """Return (..., out) in the base's dtype."""
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
             return super().forward(x, *args, **options)
-        if not self.enabled:
+        if self.disable_adapters:  # the reference
             return self.base_layer(x)
         if self.per_pair is not None:
-            self.per_pair.tokens.check(x)
+            self.per_pair.check(x)
         (known, y), self.waiting = self.waiting, (None, None)
         if x is known:
             return y
         layers = [self, *(other for other in self.others if other.scaling == self.scaling)]
-        half, per_pair = self.compute_dtype == x.dtype, [each.per_pair for each in layers]
+        half = self.compute_dtype == x.dtype
         dtype = x.dtype if half else self.lora_A[ADAPTER].weight.dtype
         casts = self.casts if half and len(layers) > len(self.others) else None
+        per_pair = [each.per_pair for each in layers]
+        tensors: list[Tensor] = []
+        for each in layers:
+            leaves = each.per_pair.leaves if each.per_pair is not None else ()
+            tensors += [each.base_layer(x), *each.factors(), *leaves]
         more = self.scaling[ADAPTER], dtype, self.in_place, per_pair, casts
-        leaves = (of.leaves if of is not None else () for of in per_pair)
-        tensors = [(each.base_layer(x), *each.factors(), *next(leaves)) for each in layers]
-        outputs = _LoraProducts.apply(x, *more, *chain(*tensors))
+        outputs = _LoraProducts.apply(x, *more, *tensors)
         for each, y in zip(layers[1:], outputs[1:], strict=True):
             each.waiting = x, y
         return outputs[0]
+
+
+@contextmanager
+def layers_with(field: str, values: Mapping[Any, Any]) -> Iterator[None]:
+    """Give a field other values inside, by layer."""
+    before = [getattr(layer, field) for layer in values]
+    try:
+        for layer, value in values.items():
+            setattr(layer, field, value)
+        yield
+    finally:
+        for layer, value in zip(values, before, strict=True):
+            setattr(layer, field, value)
 
 
 def share_inputs(layers: Mapping[str, Any]) -> None:
@@ -138,23 +142,17 @@ def share_inputs(layers: Mapping[str, Any]) -> None:
         layers: in the order of the calls, by name; all of them stay alone if one is PEFT's.
     """
     first, *others = layers.values()
-    modules = {name.rpartition(".")[0] for name in layers}
-    if len(modules) > 1 or not all(isinstance(layer, PolicyLora) for layer in layers.values()):
-        return
-    if others and not first.others and not is_sharded(next(first.parameters())):
+    of_one_module = len({name.rpartition(".")[0] for name in layers}) == 1
+    own = all(isinstance(layer, PolicyLora) for layer in layers.values())
+    if of_one_module and own and not first.others and not is_sharded(next(first.parameters())):
         first.others = others
 
 
-@contextmanager
-def weights_cast(layers: Sequence[Any], compiled: bool) -> Iterator[None]:
-    """Give the layers ``casts`` inside, made at once: each layer would start kernels of its own.
+def weights_cast(layers: Sequence[Any]) -> dict[PolicyLora, Sequence[Tensor]]:
+    """Return ``casts`` of all layers of a policy, made at once: each layer would start kernels of its own.
 
-    They are for one pass, since DeepSpeed writes weights without a trace.
-
-    Args:
-        layers: all ``PolicyLora`` of the policy.
-        compiled: tell torch.compile that the casts have fixed sizes, as weights have. Else a number of
-            tokens that equals one would be taken for it.
+    They are for one pass, since DeepSpeed writes weights without a trace. As parameters they have fixed sizes
+    for torch.compile, like the weights; else a number of tokens that equals one would be taken for it.
     """
     computed = {other for layer in layers for other in layer.others}
     nodes = [[layer, *layer.others] for layer in layers if layer not in computed]
@@ -164,17 +162,11 @@ def weights_cast(layers: Sequence[Any], compiled: bool) -> Iterator[None]:
     with torch.no_grad():
         flat = torch.cat([weight.view(-1) for stack in stacks for weight in stack])
     parts = flat.to(layers[0].compute_dtype).split([sum(map(Tensor.numel, stack)) for stack in stacks])
-    casts = [part.view(-1, stack[0].shape[1]) for part, stack in zip(parts, stacks, strict=True)]
-    for cast in casts if compiled else ():
-        torch._dynamo.mark_static(cast)
-    left = iter(casts)
-    try:
-        for node in nodes:
-            node[0].casts = [*islice(left, 1 + len(node))]
-        yield
-    finally:
-        for node in nodes:
-            node[0].casts = None
+    casts = (
+        nn.Parameter(part.view(-1, stack[0].shape[1]), requires_grad=False)
+        for part, stack in zip(parts, stacks, strict=True)
+    )
+    return {node[0]: [*islice(casts, 1 + len(node))] for node in nodes}
 
 
 class LoraLinear(PolicyLora, lora.Linear):
@@ -199,20 +191,22 @@ LAYERS: dict[type[nn.Module], Any] = {nn.Linear: lora_layer, Conv1D: lora_layer}
 
 
 @dataclass(eq=False)
-class TokensOfPairs:
-    """Which pair each token of the rows belongs to.
+class PerPair:
+    """Leaves of the graph that stand for each pair's own A and B: their gradients are single pairs'.
 
     Args:
-        owner: (R, T) pair numbers. Rows are pairs, or responses (chosen before rejected), or all in one.
-        pairs: number N of pairs.
+        rows: of N pairs, with R rows of T tokens.
+        leaves: (N, r, in) and (N, out, r); with a direction (N,) e alone, for A + e_i dA and B + e_i dB.
+        direction: (dA, dB).
     """
 
-    owner: Tensor
-    pairs: int
+    rows: Rows
+    leaves: Sequence[Tensor]
+    direction: Sequence[Tensor] = ()
 
     def check(self, x: Tensor) -> None:
         """Raise UnsupportedLoraError unless a layer's (R, T, in) input has these rows."""
-        if x.shape[:-1] != self.owner.shape:
+        if x.shape[:-1] != self.rows.token_pair.shape:
             raise UnsupportedLoraError(
                 "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
                 "of several rows (mixture of experts?); use CentralDifference."
@@ -223,39 +217,9 @@ class TokensOfPairs:
 
         A linear's weight gradient is such a sum (arXiv 1510.01799), and LoRA's are small.
         """
-        left, right = (x.unflatten(0, self.owner.shape) for x in (left, right))
-        if len(self.owner) % self.pairs:
-            left, right = self._by_pair(left), self._by_pair(right)
-        rows = product(left.transpose(1, 2), right)
-        return rows if len(rows) == self.pairs else rows.unflatten(0, (-1, self.pairs)).sum(0)
-
-    def _by_pair(self, tokens: Tensor) -> Tensor:
-        """One row's (1, T, n) as zero-padded (N, longest, n)."""
-        column, longest = self._places
-        padded = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
-        padded[self.owner[0], column] = tokens[0]
-        return padded
-
-    @cached_property
-    def _places(self) -> tuple[Tensor, int]:
-        """(T,) number of a row's tokens within their pairs, and the largest number of tokens."""
-        counts = one_hot(self.owner[0], self.pairs).cumsum(0)
-        return counts.gather(1, self.owner[0][:, None])[:, 0] - 1, int(counts[-1].max())
-
-
-@dataclass(eq=False)
-class PerPair:
-    """Leaves of the graph that stand for each pair's own A and B: their gradients are single pairs'.
-
-    Args:
-        tokens: the rows' pairs.
-        leaves: (N, r, in) and (N, out, r); with a direction (N,) e alone, for A + e_i dA and B + e_i dB.
-        direction: (dA, dB).
-    """
-
-    tokens: TokensOfPairs
-    leaves: Sequence[Tensor]
-    direction: Sequence[Tensor] = ()
+        sums = product(self.rows.by_pair(left).transpose(1, 2), self.rows.by_pair(right))
+        pairs = self.rows.pairs
+        return sums if len(sums) == pairs else sums.unflatten(0, (-1, pairs)).sum(0)
 
     def gradients(self, a: Tensor, b: Tensor) -> Sequence[Tensor]:
         """Return those of ``leaves`` from (N, k, in) and (N, out, k) gradients of ``factors``."""
@@ -310,8 +274,8 @@ class _LoraProducts(torch.autograd.Function):
         h = _scaled(x.flatten(0, -2).to(dtype), down.T, scaling)
         ctx.save_for_backward(x, h, down, *up)
         ctx.ranks = [len(factor) for factor in a]
-        ctx.scaling, ctx.dtype, ctx.per_pair = scaling, dtype, per_pair
-        outputs, written = [], []
+        ctx.scaling, ctx.per_pair = scaling, per_pair
+        outputs = []
         for base, factor, part in zip(bases, up, h.split_with_sizes(ctx.ranks, 1), strict=True):
             y = base
             copied = not in_place or base.dtype != dtype or torch.compiler.is_compiling()
@@ -319,8 +283,7 @@ class _LoraProducts(torch.autograd.Function):
                 y = base.to(dtype, copy=True, memory_format=torch.contiguous_format)
             y.view(-1, y.shape[-1]).addmm_(part, factor.T)
             outputs.append(y.to(base.dtype))
-            written += [y] if y is base else []
-        if written:
+        if written := [y for y, base in zip(outputs, bases, strict=True) if y is base]:
             ctx.mark_dirty(*written)
         return tuple(outputs)
 
@@ -328,13 +291,14 @@ class _LoraProducts(torch.autograd.Function):
     @once_differentiable  # saved factors have no graph
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, h, down, *up = ctx.saved_tensors
-        rows, *g = (t.flatten(0, -2).to(ctx.dtype) for t in (x, *gradients))
+        rows, *g = (t.flatten(0, -2).to(h.dtype) for t in (x, *gradients))
         gh = _cat([_scaled(each, factor, ctx.scaling) for each, factor in zip(g, up, strict=True)], 1)
         gx = (gh @ down).to(x.dtype).view_as(x) if ctx.needs_input_grad[0] else None
-        lead, parts = ctx.per_pair[0], h.split_with_sizes(ctx.ranks, 1)
-        outer = lead.tokens.outer if lead is not None else lambda left, right: product(left.T, right)
-        found: Any = zip(outer(gh, rows).split_with_sizes(ctx.ranks, -2), map(outer, g, parts), strict=True)
-        if lead is not None:
-            found = ((None, None, *of.gradients(*ab)) for of, ab in zip(ctx.per_pair, found, strict=True))
-        of_layers = ((one, *more) for one, more in zip(gradients, found, strict=True))
-        return gx, None, None, None, None, None, *chain(*of_layers)
+        lead = ctx.per_pair[0]
+        outer = lead.outer if lead is not None else lambda left, right: product(left.T, right)
+        of_a = outer(gh, rows).split_with_sizes(ctx.ranks, -2)
+        of_b = map(outer, g, h.split_with_sizes(ctx.ranks, 1))
+        found: list[Tensor | None] = []
+        for base, a, b, of in zip(gradients, of_a, of_b, ctx.per_pair, strict=True):
+            found += [base, a, b] if of is None else [base, None, None, *of.gradients(a, b)]
+        return gx, None, None, None, None, None, *found

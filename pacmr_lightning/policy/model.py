@@ -30,8 +30,8 @@ from .lora_layer import (
     LoraDtype,
     PerPair,
     PolicyLora,
-    TokensOfPairs,
     UnsupportedLoraError,
+    layers_with,
     weights_cast,
 )
 from .memory import GradientMemory, return_freed_memory
@@ -187,11 +187,10 @@ class PolicyModel(nn.Module):
         if self.lora_compute_dtype == "base" and self.dtype == BF16:
             for layer in self._own_layers:
                 layer.compute_dtype = BF16
-            kinds = {type(layer) for layer in self._lora_layers.values()}
-            if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, PolicyLora)):
+            if len(self._own_layers) < len(self._lora_layers):
                 rank_zero_info(
-                    f"LoRA layers of the kind {', '.join(others)} compute in float32; lora_compute_dtype "
-                    "base is for linear layers."
+                    "LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype base is for "
+                    "linear layers."
                 )
         if (plain := plain_model(self.name)) != self.name:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
@@ -258,29 +257,14 @@ class PolicyModel(nn.Module):
         a, b = (f"lora_{part}.{ADAPTER}.weight" for part in "AB")
         return {(f"{name}.{a}", f"{name}.{b}"): layer for name, layer in layers.items()}
 
-    @contextmanager
-    def lora_in_float32(self) -> Iterator[None]:
+    def lora_in_float32(self) -> AbstractContextManager[None]:
         """Compute LoRA as with ``lora_compute_dtype`` float32 inside."""
-        before = {layer: layer.compute_dtype for layer in self._own_layers}
-        try:
-            for layer in before:
-                layer.compute_dtype = None
-            yield
-        finally:
-            for layer, dtype in before.items():
-                layer.compute_dtype = dtype
+        return layers_with("compute_dtype", dict.fromkeys(self._own_layers))
 
-    @contextmanager
-    def reference(self) -> Iterator[None]:
+    def reference(self) -> AbstractContextManager[None]:
         """Use the reference inside: the adapter is off."""
-        # As peft's disable_adapter, without its walk through all modules.
-        for layer in self._lora_layers.values():
-            layer.enable_adapters(False)
-        try:
-            yield
-        finally:
-            for layer in self._lora_layers.values():
-                layer.enable_adapters(True)
+        # As peft's disable_adapter, without its walk through all modules and parameters.
+        return layers_with("_disable_adapters", dict.fromkeys(self._lora_layers.values(), True))
 
     def zeros(self) -> Direction:
         """Return the direction 0."""
@@ -296,17 +280,11 @@ class PolicyModel(nn.Module):
         # _foreach_ saves hundreds of kernel launches.
         torch._foreach_add_(list(total.values()), gradients)
 
-    @contextmanager
-    def forgets_outputs(self) -> Iterator[None]:
+    def forgets_outputs(self) -> AbstractContextManager[None]:
         """Forget outputs that layers have computed for others, in case that a pass inside ends early."""
-        try:
-            yield
-        finally:
-            for layer in self._own_layers:
-                layer.waiting = None, None
+        return layers_with("waiting", dict.fromkeys(self._own_layers, (None, None)))
 
-    @contextmanager
-    def shifted(self, direction: Direction, scale: float) -> Iterator[None]:
+    def shifted(self, direction: Direction, scale: float) -> AbstractContextManager[None]:
         """Run at omega + scale D inside, as in the virtual step; the parameters are not written.
 
         Gradients are those at the shifted point. With activation checkpointing backward must run inside too.
@@ -318,13 +296,8 @@ class PolicyModel(nn.Module):
         """
         layers = self.lora_layers()
         assert not any(layer.shift for layer in layers.values()), "a shift inside a shift"
-        try:
-            for (a, b), layer in layers.items():
-                layer.shift = scale * direction[a], scale * direction[b]
-            yield
-        finally:
-            for layer in layers.values():
-                layer.shift = None
+        steps = {x: (scale * direction[a], scale * direction[b]) for (a, b), x in layers.items()}
+        return layers_with("shift", steps)
 
     @contextmanager
     def single_gradients(self, rows: Rows, direction: Direction | None = None) -> Iterator[Direction]:
@@ -333,19 +306,16 @@ class PolicyModel(nn.Module):
         They are (N, ...) by adapter parameter; with a ``direction`` D, (N,) e with which pair i is at
         omega + e_i D. Raises UnsupportedLoraError if a LoRA layer does not see whole rows.
         """
-        layers, tokens = self.lora_layers(), TokensOfPairs(rows.token_pair, rows.pairs)
         sizes = {name: shape(p) for name, p in self.adapter().items()} if direction is None else {"e": ()}
         zero = next(iter(self.adapter().values())).new_zeros(())
         leaves = {name: zero.expand(rows.pairs, *size).requires_grad_() for name, size in sizes.items()}
-        try:
-            for names, layer in layers.items():
-                own = [leaves[name] for name in names] if direction is None else [leaves["e"]]
-                along = [] if direction is None else [direction[name] for name in names]
-                layer.per_pair = PerPair(tokens, own, along)
+        per_pair = {}
+        for names, layer in self.lora_layers().items():
+            own = [leaves[name] for name in names] if direction is None else [leaves["e"]]
+            along = [] if direction is None else [direction[name] for name in names]
+            per_pair[layer] = PerPair(rows, own, along)
+        with layers_with("per_pair", per_pair):
             yield leaves
-        finally:
-            for layer in layers.values():
-                layer.per_pair = None
 
     def keeps_gradients(self, pairs: int) -> bool:
         """Return whether there is memory for each pair's gradient; never under ZeRO-3."""
@@ -452,13 +422,13 @@ class PolicyModel(nn.Module):
             return states, self.model.get_output_embeddings()
 
     def _weights_cast(self) -> AbstractContextManager[None]:
-        layers = self._own_layers
+        lead = next(iter(self._own_layers), None)
         # A layer that is recomputed, after the pass, must do what it did.
-        if self.gradient_checkpointing or self.is_sharded or not layers:
+        if lead is None or self.gradient_checkpointing or self.is_sharded:
             return nullcontext()
-        lead = layers[0]
-        plain = lead.enabled and lead.shift is None and lead.compute_dtype is not None
-        return weights_cast(layers, self.compiles) if plain else nullcontext()
+        if lead.disable_adapters or lead.shift is not None or lead.compute_dtype is None:
+            return nullcontext()
+        return layers_with("casts", weights_cast(self._own_layers))
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = rows.attention_inputs(self.model.config, self.model.dtype)

@@ -7,6 +7,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,22 @@ class Rows:
         values = wide(tokens)
         sums = values.new_zeros(2 * self.pairs).index_add(0, self.owner, values).to(tokens.dtype)
         return LogProbs(sums[: self.pairs], sums[self.pairs :])
+
+    def by_pair(self, tokens: Tensor) -> Tensor:
+        """Return (RT, n) values of all tokens as (R, T, n); those of packed rows as zero-padded (N, L, n)."""
+        tokens = tokens.unflatten(0, self.token_pair.shape)
+        if len(tokens) % self.pairs == 0:
+            return tokens
+        column, longest = self._places
+        padded = tokens.new_zeros(self.pairs, longest, tokens.shape[2])
+        padded[self.token_pair[0], column] = tokens[0]
+        return padded
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, int]:
+        """(T,) number of a packed row's tokens within their pairs, and the largest number of tokens."""
+        counts = F.one_hot(self.token_pair[0], self.pairs).cumsum(0)
+        return counts.gather(1, self.token_pair[0][:, None])[:, 0] - 1, int(counts[-1].max())
 
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:

@@ -9,7 +9,8 @@ from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, So
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import selfcheck
-from pacmr_lightning.policy.lora_layer import PerPair, TokensOfPairs
+from pacmr_lightning.policy.lora_layer import PerPair
+from pacmr_lightning.policy.token_layout import Rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.algorithm_1 import weighted_gradient
 
@@ -61,7 +62,7 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
     """Output and gradients, whole and by pair, of each layer, also in a second backward pass of one graph."""
     policy = make_policy(name, double=True, lora_options={"use_rslora": True})
     torch.manual_seed(0)
-    tokens = TokensOfPairs(torch.tensor([[0, 0, 1, 2, 0, 1, 1]]), 3)
+    rows = Rows(*[None] * 5, torch.tensor([[0, 0, 1, 2, 0, 1, 1]]), 3)
     for layer in policy.lora_layers().values():
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         x = torch.randn(1, 7, layer.in_features, dtype=torch.float64, requires_grad=True)
@@ -69,7 +70,7 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
         y, peft = layer(x), type(layer).__mro__[2].forward(layer, x)
         torch.testing.assert_close(y, peft)
         leaves = [w.new_zeros(3, *w.shape, requires_grad=True) for w in (a, b)]
-        layer.per_pair = PerPair(tokens, leaves)
+        layer.per_pair = PerPair(rows, leaves)
         by_pair = layer(x)
         layer.per_pair = None
         for each in g:
@@ -83,7 +84,7 @@ def test_it_is_pefts_layer_in_float64(name, make_policy):
             torch.testing.assert_close((of_x, one.sum(0), other.sum(0)), truth)
             assert none == [None, None]
             for pair in range(3):
-                only = each * (tokens.owner == pair)[..., None]
+                only = each * (rows.token_pair == pair)[..., None]
                 truth = torch.autograd.grad(peft, [a, b], only, retain_graph=True)
                 torch.testing.assert_close((one[pair], other[pair]), truth)
     assert torch.autograd.gradcheck(layer, x)
@@ -99,11 +100,10 @@ def test_a_layer_that_is_used_twice(make_policy):
     def peft(x):
         return layer.base_layer(x) + layer.scaling["default"] * (x @ a.T @ b.T)
 
-    tokens = TokensOfPairs(torch.tensor([[0] * 5, [1] * 5]), 2)
     for along in ((), (torch.randn_like(a), torch.randn_like(b))):
         shapes = [()] if along else [a.shape, b.shape]
         leaves = [a.new_zeros(2, *size, requires_grad=True) for size in shapes]
-        layer.per_pair = PerPair(tokens, leaves, along)
+        layer.per_pair = PerPair(Rows(*[None] * 5, torch.tensor([[0] * 5, [1] * 5]), 2), leaves, along)
         y = layer(layer(x))
         torch.testing.assert_close(y, peft(peft(x)))
         y.backward(g)
