@@ -58,8 +58,7 @@ class PolicyLora(nn.Module):
     2.0
     """
 
-    r: dict[str, int]  # PEFT's
-    scaling: dict[str, float]
+    scaling: dict[str, float]  # PEFT's
     lora_A: Any
     lora_B: Any
     shift: tuple[Tensor, Tensor] | None = None
