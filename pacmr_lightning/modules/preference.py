@@ -21,7 +21,7 @@ from ..policy.base_model import check_savable, parameter_count
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
-from ..weighting.algorithm_1 import WeightedGradient, weighted_gradient
+from ..weighting.algorithm_1 import WeightedGradient, policy_gradient
 from ..weighting.base import check_soft_labels, unused_columns
 from .base import TrainedOnly, check_finite
 from .metrics import GAP, REWARDS, RunningMeans, WeightStatistics, gold_accuracy, log_numbers, reward_values
@@ -281,16 +281,12 @@ class PreferenceModule(TrainedOnly):
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
-        # Line 2: the train batch at omega.
         keep = meta is not None and self.weighting.keep_gradients
         pairs = StepPairs(self.policy, self.objective, train, self.micro_batch, keep)
-        # Lines 3 to 11, of a ``VNetWeighting``: Theta, if due.
-        if meta is not None:
-            assert self.learning_rate is not None  # since ``setup``
-            values = self.weighting.update(pairs, meta, lr, self.learning_rate)
-            self.outer_values = values or self.outer_values
-        # Line 12: the gradient for omega, with weights of the new Theta.
-        inner = weighted_gradient(pairs, self.weighting)
+        assert self.learning_rate is not None  # since ``setup``
+        # Lines 2 to 12: Theta, if due, and the gradient for omega.
+        inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
+        self.outer_values = values or self.outer_values
         norm = get_total_norm(inner.gradient.values())
         self._observe(train, inner, norm)
         if self.max_grad_norm is not None:

@@ -1,9 +1,9 @@
 """The policy's LoRA layer: PEFT's, with a forward pass of its own that the method works through.
 
-What a step needs of a layer are fields of it, which ``layers_with`` sets for a while: other weights for the
-virtual step and the central difference (``shift``), gradients of single pairs (``per_pair``), products in
-half precision (``compute_dtype``). One autograd node does all of them, for all layers of one input (q, k, v;
-gate, up; ``share_inputs``), and no parameter is written.
+What a step needs of a layer are fields of it, which ``layers_with`` sets for a while: no adapter for the
+reference (``enabled``), other weights for the virtual step and the central difference (``shift``), gradients
+of single pairs (``per_pair``), products in half precision (``compute_dtype``). One autograd node does all of
+them, for all layers of one input (q, k, v; gate, up; ``share_inputs``), and no parameter is written.
 
 PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
 memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
@@ -81,6 +81,11 @@ class PolicyLora(nn.Module):
         # PEFT's own dispatch tells its layer so; merging transposes by it.
         self.fan_in_fan_out = self.is_target_conv_1d_layer = isinstance(base_layer, Conv1D)
 
+    @property
+    def enabled(self) -> bool:
+        """False for the reference: the base alone. It is PEFT's own switch, the other way round."""
+        return not self._disable_adapters
+
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return (k, in) and (out, k), whose product is (B + dB)(A + dA)."""
         a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
@@ -96,7 +101,7 @@ class PolicyLora(nn.Module):
         """Return (..., out) in the base's dtype."""
         if args or options or self.merged_adapters or self._active_adapter not in (ADAPTER, [ADAPTER]):
             return super().forward(x, *args, **options)
-        if self.disable_adapters:  # the reference
+        if not self.enabled:
             return self.base_layer(x)
         if self.per_pair is not None:
             self.per_pair.check(x)

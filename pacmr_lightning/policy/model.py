@@ -426,7 +426,7 @@ class PolicyModel(nn.Module):
         # A layer that is recomputed, after the pass, must do what it did.
         if lead is None or self.gradient_checkpointing or self.is_sharded:
             return nullcontext()
-        if lead.disable_adapters or lead.shift is not None or lead.compute_dtype is None:
+        if not lead.enabled or lead.shift is not None or lead.compute_dtype is None:
             return nullcontext()
         return layers_with("casts", weights_cast(self._own_layers))
 

@@ -1,9 +1,9 @@
-"""Algorithm 1 of Qu et al., in the parts that ``PreferenceModule.training_step`` calls.
+"""Algorithm 1 of Qu et al.: one update of the policy, top to bottom.
 
 omega are the LoRA parameters and Theta those of VNet, V. Of pair i, u_i is the implicit reward margin,
 Delta_i the sum of both rewards, l_i(omega) the loss and g_i = V(Delta_i, u_i; Theta) the weight; no gradient
-flows through a weight. Line 1 is the loop over updates, and line 6 the datamodule's meta-batch. Plain DPO is
-line 12 alone, with weights of 1.
+flows through a weight. Line 1 is the loop over updates, line 2 makes the ``StepPairs``, and line 6 is the
+datamodule's meta-batch. Plain DPO is line 12 alone, with weights of 1.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,24 @@ class WeightedGradient:
     losses: Tensor
     """(n,) l under the observed labels."""
     weights: Weights
+
+
+def policy_gradient(
+    pairs: StepPairs, weighting: Weighting, meta: PairBatch | None, learning_rate: float, peak: float
+) -> tuple[WeightedGradient, dict[str, Tensor]]:
+    """Return the gradient of one policy update, and what the weighting's update logs.
+
+    Args:
+        pairs: the train batch at omega, line 2.
+        weighting: gives g_i; if there is ``meta``, it learns first.
+        meta: this rank's meta-batch, in every K-th update of the policy; else None.
+        learning_rate: the policy's current one.
+        peak: the largest of its schedule.
+    """
+    # Lines 3 to 11, of a ``VNetWeighting``, below: Theta.
+    metrics = {} if meta is None else weighting.update(pairs, meta, learning_rate, peak)
+    # Line 12: the gradient for omega, with weights of the new Theta.
+    return weighted_gradient(pairs, weighting), metrics
 
 
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
