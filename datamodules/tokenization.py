@@ -24,7 +24,7 @@ from .reading import response_text
 from .token_report import CHANGED, CUT, EMPTY, NO_AUGMENTED_PROMPT, REASONS, REPEATED, SPECIAL, TWO_BOS
 from .tokenizer import tokenizer_digest
 
-_LAYOUT = 16
+_LAYOUT = 17
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 Tokenization = Literal["default", "openrlhf"]
@@ -222,15 +222,17 @@ def _tokenize_pairs(
     names = ("id", "prompt", "chosen", "rejected", "chat", "tools", "chat_template_kwargs", "reason")
     columns = (rows[name] for name in (*names, "augmented_prompt"))
     for name, prompt, chosen, rejected, chat, tools, kwargs, reason, given in zip(*columns, strict=True):
-        by_rules.append(not given if augmentations is None else prompt in augmentations.by_rules)
         if reason is not None:
-            view = ""
-        elif augmentations is None:
-            view = given or _reworded(prompt, chat)
-        else:
+            views.append("")
+            by_rules.append(False)
+            continue
+        view = (given or "") if augmentations is None else augmentations.of(name, prompt)
+        blank = not (view.strip() and any(map(str.strip, texts_of(view, chat)[-1:])))
+        by_rules.append(blank if augmentations is None else prompt in augmentations.by_rules)
+        if blank:
             # The prompt itself counts as none, having the same tokens.
-            view = augmentations.of(name, prompt)
-        if chat and reason is None:
+            view = _reworded(prompt, chat) if augmentations is None else prompt
+        if chat:
             arguments, sides = template_options(tools, kwargs), (chosen, rejected)
             view = _rendered(tokenizer, name, decode_messages(view), sides, arguments)[0].prompt
         views.append(view)

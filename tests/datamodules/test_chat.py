@@ -39,9 +39,10 @@ EXPLICIT = pair_of(QUESTION)
 
 def test_rewording_changes_what_the_user_says(plain):
     row = pair_of([message | {"content": "I do not know."} for message in QUESTION])
-    given = row | {"augmented_prompt": "Tell me of the sea."}
-    kept, _ = tokenize_pairs(pairs(row, given), plain, 512)
-    view, other = plain.batch_decode(kept["augmented_ids"][:])
+    given = (None, "Tell me of the sea.", "", [], [USER | {"content": " "}])
+    kept, _ = tokenize_pairs(pairs(*(row | {"augmented_prompt": said} for said in given)), plain, 512)
+    view, other, *blank = plain.batch_decode(kept["augmented_ids"][:])
+    assert blank == [view] * 3 and kept["by_rules"][:] == [True, False, True, True, True]
     assert "[system]I do not know." in view and "[user]I don't know." in view
     assert "[system]I do not know." in other and "[user]Tell me of the sea." in other, "the last message"
 

@@ -105,11 +105,10 @@ def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
     with pytest.raises(UserError, match=r"There is no file none\.parquet"):
         make(augmentations="none.parquet")
     said = r"none of its prompts augments a training pair of rows\.jsonl"
-    with pytest.raises(UserError, match=said):
-        make(augmentations=augmentations(["other", "prompts"]))
     few = [pair_rows(1)[0]["prompt"]]
-    with pytest.raises(UserError, match=said):
-        make(augmentations=augmentations(few, pair_ids=[["another"]]))
+    for more in ({"prompt": ["other"]}, {"pair_ids": [["another"]]}, {"augmented_prompt": [" "]}):
+        with pytest.raises(UserError, match=said):
+            make(augmentations=augmentations(few, **more))
     with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* paraphrases with pacmr augment"):
         make(augmentations=augmentations(few)).train_dataloader()
 

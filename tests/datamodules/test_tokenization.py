@@ -61,12 +61,13 @@ def test_augmented_prompts(tokenizer):
         given | {"augmented_prompt": given["prompt"]},
         given | {"augmented_prompt": "very long " * 20},
         given | {"prompt": "Name it"},
+        given | {"augmented_prompt": " "},
     ]
     kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 60)
-    assert kept["has_augmented_prompt"][:] == [True, True, False, False, False]
+    assert kept["has_augmented_prompt"][:] == [True, True, False, False, False, True]
     assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"], [False] * 2)
-    assert kept["augmented_ids"][2:] == [[], [], []]
-    assert (counts["kept"], counts["no augmented prompt"]) == (5, 3)
+    assert kept["augmented_ids"][2:] == [[], [], [], kept["augmented_ids"][1]]
+    assert (counts["kept"], counts["no augmented prompt"]) == (6, 3)
 
 
 SECOND_PROCESS = """
