@@ -44,7 +44,7 @@ def inspect_pairs(
     splits: tuple[Split, Split] = ("train", "validation")
     read = {split: source.load(split) for split in splits}
     kept = {
-        split: tokenize_pairs(rows, tokenizer, max_length, tokenization=tokenization)
+        split: tokenize_pairs(rows, tokenizer, max_length, None, tokenization, f"{split} pairs")
         for split, rows in read.items()
     }
     hashes = {

@@ -220,7 +220,8 @@ class PreferenceDataModule(LightningDataModule):
         # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
-        rows, counts = tokenize_pairs(raw, self.tokenizer, self.max_length, views, self.tokenization)
+        options = (self.tokenizer, self.max_length, views, self.tokenization)
+        rows, counts = tokenize_pairs(raw, *options, f"{split} pairs")
         if views is not None and counts[NO_AUGMENTED_PROMPT] == len(rows):
             raise UserError(
                 f"augmentations is {self.augmentations}, but none of its prompts augments a training pair of "

@@ -107,7 +107,7 @@ class SFTDataModule(LightningDataModule):
     def _rows(self) -> dict[str, Dataset]:
         rows, options = {}, (self.tokenizer, self.max_length, self.tokenization)
         for split, texts in self._texts.items():
-            rows[split], self.counts[split] = tokenize_completions(texts, *options)
+            rows[split], self.counts[split] = tokenize_completions(texts, *options, f"{split} rows")
         return rows
 
     def prepare_data(self) -> None:

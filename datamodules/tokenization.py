@@ -62,8 +62,9 @@ def tokenize_pairs(
     max_length: int,
     augmentations: Augmentations | None = None,
     tokenization: Tokenization = "default",
+    noun: str = "pairs",
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return the pairs that can be trained on as token ids, and counts.
+    """Return the pairs that can be trained on as token ids, and counts; an error calls them ``noun``.
 
     ``texts`` is a hash of prompt and responses as found. Responses end in EOS, and ``augmented_ids`` are
     empty where ``has_augmented_prompt`` is false; ``by_rules`` marks those that rules made. ``flipped`` (1,
@@ -77,7 +78,7 @@ def tokenize_pairs(
     if augmentations is not None:
         given = (augmentations.prompts.items(), augmentations.pairs or (), augmentations.by_rules)
     tokenized, counts = _tokenize(
-        "pairs",
+        noun,
         rows,
         {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization},
         partial(_tokenize_pairs, augmentations=augmentations),
@@ -89,11 +90,15 @@ def tokenize_pairs(
 
 
 def tokenize_completions(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, tokenization: Tokenization = "default"
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    tokenization: Tokenization = "default",
+    noun: str = "rows",
 ) -> tuple[Dataset, dict[str, int]]:
     """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (EOS at the end), and counts."""
     options = {"tokenizer": tokenizer, "max_length": max_length, "tokenization": tokenization}
-    return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
+    return _tokenize(noun, rows, options, _tokenize_completions, _COMPLETIONS, [])
 
 
 def _tokenize(
@@ -106,7 +111,7 @@ def _tokenize(
 ) -> tuple[Dataset, dict[str, int]]:
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     rules = [max_length, options["tokenization"]]
-    state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), *rules, *key]
+    state = [[*features], _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), *rules, *key]
     tokenized = rows.map(
         batch,
         batched=True,
@@ -122,9 +127,10 @@ def _tokenize(
     counts = {"rows": len(reasons), "kept": drops[None]} | {r: drops[r] for r in REASONS if drops[r]}
     if not drops[None]:
         summary = ", ".join(f"{drops[reason]} {reason}" for reason in REASONS if drops[reason])
+        share = " or validation_fraction," if noun.startswith("validation") else ""
         raise UserError(
             f"None of the {len(reasons)} {noun} can be used at max_length {max_length} ({summary}); raise "
-            f"max_length or give other {noun}."
+            f"max_length{share} or give other {noun}."
         )
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     tokenized = tokenized.select(kept, keep_in_memory=True).remove_columns("drop")

@@ -93,7 +93,7 @@ def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, caplog):
     assert "train.jsonl, train: 3 of 6 rows kept; dropped: 1 too long, 2 empty completion" in caplog.text
     [length] = {batch["input_ids"].shape[1] for batch in ready(files(rows_of(1))).train_dataloader()}
     assert ready(files(rows_of(1)), max_length=length).counts["train"]["kept"] == 1
-    with pytest.raises(UserError, match=f"None of the 1 rows .* max_length {length - 1} \\(1 too long\\)"):
+    with pytest.raises(UserError, match=f"None of the 1 train rows .* {length - 1} \\(1 too long\\)"):
         ready(files(rows_of(1)), max_length=length - 1)
 
 

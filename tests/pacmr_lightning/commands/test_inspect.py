@@ -217,9 +217,10 @@ def test_wrong_options(inspect, pair_rows, tmp_path, capsys):
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
         (["--output", str(tmp_path)], "which is a folder; name a file"),
         (["--output", f"{tmp_path}/validation.jsonl"], "where the source's own rows are; name another file"),
-        (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
+        (["--max_length", "3"], "None of the 3 train pairs can be used at max_length 3"),
+        (["--max_length", "99"], "raise max_length or validation_fraction, or give other validation pairs."),
         (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):
         with pytest.raises(SystemExit):
-            inspect(rows, rows, *options)
+            inspect(rows, [row | {"prompt": "x" * 99} for row in rows], *options)
         assert message in capsys.readouterr().err
