@@ -19,7 +19,7 @@ from ..waiting import waiting
 def inspect(
     source: Source,
     tokenizer: str,
-    max_length: int = 768,
+    max_length: int = 1024,
     tokenization: Tokenization = "default",
     output: str | None = None,
 ) -> None:

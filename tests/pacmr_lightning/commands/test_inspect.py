@@ -168,7 +168,7 @@ def test_the_command_counts(inspect, pair_rows):
 def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     rows = [row | {"id": f"r{i}"} for i, row in enumerate(pair_rows(40))]
     numbers, printed = inspect([row | {"prompt": "<bos><bos>" + row["prompt"]} for row in rows], rows[:3])
-    assert numbers["train"]["counts"]["two BOS"] == 40
+    assert numbers["train"]["counts"]["two BOS"] == 40 and "max_length 1024\n" in printed
     sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice (r0 for one); take it out of the texts."
     assert numbers["train"]["warnings"] == [sentence] and f"! {sentence[:38]}" in printed
     again = [row | {side: f"{row['prompt']}{row[side]}" for side in ("chosen", "rejected")} for row in rows]
