@@ -185,7 +185,7 @@ def _checked_path(path: str | Path) -> Path:
     if not path.name.endswith(_ENDINGS):
         raise UserError(
             f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}, or "
-            "for CSV give a folder that holds the file."
+            "for CSV give a folder that holds only this file."
         )
     return path
 
