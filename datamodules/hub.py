@@ -27,28 +27,38 @@ from .columns import PREFERENCES, SFT, Columns
 from .reading import SplitRows, numbered_rows, written_once
 from .sources import DEFAULT_FRACTION, Completions, Files, RowsBySplit, Source, SplitPlaces
 
+_TEXTS = ("id", *PREFERENCES.responses, *SFT.responses, "prompt", "augmented_prompt", "category", "annotator")
 
-def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> SplitRows:
+
+def load_split(
+    path: str, split: str, subset: str | None = None, folder: str | None = None, texts: Sequence[str] = _TEXTS
+) -> SplitRows:
     """Return a split of a Hub dataset or of a folder in its layout; ``folder`` is a ``data_dir`` in it.
 
-    Texts stay what they are in the file: ``datasets`` would read dates in JSON, and numbers, dates and truth
-    values in CSV.
+    The columns ``texts`` stay what they are in the file: ``datasets`` would read dates in JSON, and numbers,
+    dates and truth values in CSV.
     """
-    # datasets compares local files by their time only, so the cache is named by content.
     path = expanded(path)
-    content = content_digest(path) if Path(path).is_dir() else None
-    read = path if content is None else os.path.abspath(path)  # datasets takes json for its own loader
+    *owner, last = path.split("/")
+    its_cache = "___".join([*owner, camelcase_to_snakecase(last)])
+    read = locate(path, "dataset", Path(datasets.config.HF_DATASETS_CACHE, its_cache))
+    # datasets compares local files by their time only, so the cache is named by content.
+    content = content_digest(read) if Path(read).is_dir() else None
+    read = read if content is None else os.path.abspath(read)  # datasets takes json for its own loader
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
-    *owner, last = path.split("/")
-    its_cache = "___".join([*owner, camelcase_to_snakecase(last)])
-    locate(path, "dataset", Path(datasets.config.HF_DATASETS_CACHE, its_cache))
     key = None if content is None else content_key(content, subset, folder, split)[:16]
     place = f"{path} {split}" if folder is None else folder
     try:
-        if split == "train" and Path(path, "state.json").is_file():  # of Dataset.save_to_disk
-            return SplitRows.of_dataset(place, datasets.load_from_disk(read), key)
+        at = Path(read, folder or "")
+        if subset is None and any((at / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            saved = datasets.load_from_disk(str(at))  # as save_to_disk writes it
+            splits = {"train": saved} if isinstance(saved, Dataset) else saved
+            sizes = {name: len(rows) for name, rows in splits.items()}
+            parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+            some = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
+            return SplitRows.of_dataset(place, datasets.concatenate_datasets(some).with_format(None), key)
         config = load_dataset_builder(read, **options).config
         given = config.data_files or {}
         names = re.sub(r"\[.*?\]", "", split).split("+")  # of train[:3]+test
@@ -61,22 +71,19 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
                 read = "csv"
                 options |= {"name": None, "data_dir": None, "data_files": files or {split: []}}
         dataset = load_dataset(read, split=split, **options)
-    except (DatasetGenerationError, OSError, ValueError, RuntimeError) as error:
+    except (DatasetGenerationError, OSError, KeyError, ValueError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(cause)}); give a Hub "
             "id or a folder, a subset and a split that exist, or fetch it again if it is broken."
         ) from None
     for name, feature in dataset.features.items() if isinstance(config, JsonConfig) else ():
-        if name in _TEXTS and "timestamp" in str(feature):
+        if name in texts and "timestamp" in str(feature):
             raise UserError(
                 f"{where} has the column {name!r}, whose texts the library datasets reads as dates; give "
                 "a whole split of one JSON object a line (of the Hub: hf download --repo-type dataset)."
             )
     return SplitRows.of_dataset(place, dataset, key)
-
-
-_TEXTS = ("prompt", "chosen", "rejected", "completion", "augmented_prompt", "messages")
 
 
 def _as_written(config: Any, file: str) -> bool:
@@ -161,7 +168,8 @@ class _HubRows(RowsBySplit):
 
     def _with_our_names(self, place: str) -> SplitRows:
         """Return a split with all of its columns, those that are read under this package's names."""
-        split = load_split(self.path, place, self.subset)
+        texts = [theirs for name in _TEXTS if (theirs := self.names.get(name, name))]
+        split = load_split(self.path, place, self.subset, texts=texts)
         for ours, theirs in self.names.items():
             if theirs is not None and theirs not in split.names:
                 raise UserError(

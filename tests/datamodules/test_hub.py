@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, load_from_disk
 
 from pacmr_lightning.datamodules import (
     TLDR,
@@ -162,14 +162,17 @@ def test_a_saved_dataset(tmp_path):
     """As ``Dataset.save_to_disk`` and ``DatasetDict.save_to_disk`` write them."""
     pairs = Dataset.from_list([{"prompt": f"p{i}", "chosen": " a", "rejected": " b"} for i in range(40)])
     pairs.save_to_disk(tmp_path / "one")
-    DatasetDict(train=pairs).save_to_disk(tmp_path / "named")
-    for name in ("one", "named"):
-        source = HubPreferences(str(tmp_path / name), validation_fraction=0.3)
+    DatasetDict(train_sft=pairs, train=pairs, train_prefs=pairs).save_to_disk(tmp_path / "named")
+    load_from_disk(tmp_path / "named").map(lambda row: {"n": 1})  # writes its cache there
+    for name, split in (("one", "train"), ("named", "train"), ("named", "train_prefs[:9]+train_sft[9:]")):
+        source = HubPreferences(str(tmp_path / name), train_split=split, validation_fraction=0.3)
         prompts = [*source.load("train")["prompt"], *source.load("validation")["prompt"]]
         assert sorted(prompts) == sorted(pairs["prompt"])
     (tmp_path / "one" / "state.json").write_text("{")
-    with pytest.raises(UserError, match=r"The split 'train' of the dataset .*one cannot be loaded"):
-        HubPreferences(str(tmp_path / "one")).load("train")
+    for name, split, why in (("one", "train", "Expecting"), ("named", "test", r"Unknown.*\['train_sft', ")):
+        said = rf"The split '{split}' of the dataset .*{name} cannot be loaded \({why}"
+        with pytest.raises(UserError, match=said):
+            HubCompletions(str(tmp_path / name), train_split=split).load("train")
 
 
 def test_csv(tmp_path):
@@ -234,8 +237,9 @@ def test_texts_of_json_lines_stay_texts(tmp_path):
     (folder / "train-0.jsonl").unlink()
     # An array, which datasets reads.
     (folder / "train.json").write_text(json.dumps([row | {"annotator": "a", "extra": 1} for row in rows]))
-    with pytest.raises(UserError, match="the column 'chosen', whose texts the library datasets reads as dat"):
-        HubPreferences(str(folder)).load_all()
+    for at, names in (("chosen", {}), ("rejected", {"id": "rejected", "chosen": "extra", "rejected": "x"})):
+        with pytest.raises(UserError, match=f"the column '{at}', whose texts the library datasets reads as"):
+            HubPreferences(str(folder), columns=names).load_all()
 
 
 def test_a_column_can_be_left_out(tmp_path):
