@@ -47,14 +47,15 @@ def similar_folder(path: Path) -> Path | None:
 def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
     """Return the folder or Hub id of a model or dataset (``kind``).
 
-    Without a connection a copy in the cache is used; ``cached`` is its folder, by default huggingface_hub's.
+    Without a connection a copy in the cache is used; ``cached`` is its folder, by default huggingface_hub's,
+    whose snapshot is returned where there is none.
 
     Raises:
         UserError: a path without a folder, or a Hub id that is not cached while the Hub cannot be reached.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.utils import HFValidationError, LocalEntryNotFoundError, validate_repo_id
 
     path = local_path(name)
     if path.is_dir():
@@ -65,14 +66,15 @@ def locate(name: str, kind: str = "model", cached: Path | None = None) -> str:
         validate_repo_id(name)
     except HFValidationError:
         raise UserError(f"The {kind} folder {name} does not exist; {hint}") from None
-    offline = constants.HF_HUB_OFFLINE
-    if problem := unreachable(constants.ENDPOINT) if not offline else "HF_HUB_OFFLINE is set":
+    if problem := "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT):
         cached = cached or Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
-        if not cached.is_dir():
+        try:
+            return name if cached.is_dir() else snapshot_download(name, repo_type=kind, local_files_only=True)
+        except LocalEntryNotFoundError:
             raise UserError(
                 f"The {kind} {name} cannot be loaded: there is no such folder, no copy in the Hub's cache, "
                 f"and {problem}; {hint}"
-            )
+            ) from None
     return name
 
 

@@ -68,12 +68,14 @@ def test_the_cached_copy_is_used(nobody, tiny_llama, tmp_path, capsys):
     """Of an adapter, which is merged: transformers would load it beside its base."""
     base = tiny_llama(tmp_path / "base", initializer_range=0.3)
     expected = trained(base, tmp_path / "adapter", lora(target_modules=["q_proj", "v_proj"]))
-    for name in ("adapter", "base"):  # as the Hub's client keeps what it has downloaded
-        repository = tmp_path / "cache" / f"models--somebody--{name}"
-        shutil.copytree(tmp_path / name, repository / "snapshots" / ("0" * 40))
+    datasets.Dataset.from_list([{"prompt": "a"}]).save_to_disk(tmp_path / "pairs")
+    for name in ("models--somebody--adapter", "models--somebody--base", "datasets--somebody--pairs"):
+        repository = tmp_path / "cache" / name  # as the Hub's client keeps what it has downloaded
+        shutil.copytree(tmp_path / name.split("--")[2], repository / "snapshots" / ("0" * 40))
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("0" * 40)
     start = time.monotonic()
+    assert [row for _, row in load_split("somebody/pairs", "train").read(["prompt"])] == [{"prompt": "a"}]
     assert adapter_base("somebody/adapter") == base and not is_adapter("somebody/base")
     assert time.monotonic() - start < 5
     found = load_base("somebody/adapter", torch.float32)
