@@ -23,6 +23,7 @@ from ..tokenization import tokenize_pairs
 from .augmented_prompts import RULES, Augmentations, AugmentedPrompt, training_prompts
 from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
+UNCHANGED = "came back unchanged"
 WORDLESS = "came back without words"
 LIKE_FRAME = "would read as a turn or a header"
 _THRICE = re.compile(r"(.+?)\1\1", re.DOTALL)
@@ -37,13 +38,15 @@ class Rewriting:
     """Why the piece is unchanged; None if it changed."""
 
     @classmethod
-    def checked(cls, piece: str, text: str, problem: str | None) -> Rewriting:
-        """Return the stripped replacement; the piece itself where there is a problem."""
-        if problem is None and not any(map(str.isalpha, text)):
-            problem = WORDLESS
-        if problem is None and looks_like_frame(text) and not looks_like_frame(piece):
-            problem = LIKE_FRAME
-        return cls(text.strip() if problem is None else piece, problem)
+    def checked(cls, piece: str, text: str, kept: str | None) -> Rewriting:
+        """Return the stripped replacement; the piece itself where there is a reason to keep it."""
+        if kept is None and text.strip() == piece.strip():
+            kept = UNCHANGED
+        if kept is None and not any(map(str.isalpha, text)):
+            kept = WORDLESS
+        if kept is None and looks_like_frame(text) and not looks_like_frame(piece):
+            kept = LIKE_FRAME
+        return cls(text.strip() if kept is None else piece, kept)
 
 
 def loops(text: str, source: str) -> bool:

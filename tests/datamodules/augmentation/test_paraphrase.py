@@ -85,9 +85,8 @@ def test_the_tool(server, write_rows, tmp_path):
 
 
 def test_nothing_worded_differently_is_an_error(server, paraphrase, write_rows, tmp_path):
-    train = write_rows([{"prompt": "the sea was cut", "chosen": " a", "rejected": " b"}])
-    server.script = ["cut short"]
-    said = rf"paraphrase changed none of 1 pieces \(mostly: {CUT}\)"
-    with pytest.raises(UserError, match=said):
-        augment(Files(train), str(tmp_path / "out.parquet"), paraphrase)
-    assert not (tmp_path / "out.parquet").exists()
+    train = write_rows([{"prompt": "the river was cut", "chosen": " a", "rejected": " b"}])
+    for why, server.script in ((CUT, ["cut short"]), ("came back unchanged", [])):
+        with pytest.raises(UserError, match=rf"paraphrase changed none of 1 pieces \(mostly: {why}\)"):
+            augment(Files(train), str(tmp_path / f"{why}.parquet"), paraphrase)
+    assert not [*tmp_path.glob("*.parquet")]
