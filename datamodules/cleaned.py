@@ -119,7 +119,7 @@ def _announce(names: list[str]) -> None:
         (others, "Columns that are not changed where a label is swapped; check those that describe a side"),
     ):
         if columns and columns != ["chosen", "rejected"]:
-            print(f"{what}: {', '.join(columns)}.")
+            print(f"{what}: {', '.join(columns)}.".encode(errors="replace").decode())
 
 
 def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, train: str, flip: set[str]) -> int:

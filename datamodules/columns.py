@@ -139,7 +139,7 @@ def _tools(value: Any) -> str | None:
         tools = [None]
     if not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"{value!r}, but it must be a list of JSON schemas, or such a list as JSON text")
-    return json.dumps(tools, ensure_ascii=False, default=str) if tools else None
+    return _text(json.dumps(tools, ensure_ascii=False, default=str)) if tools else None
 
 
 def _template_kwargs(value: Any) -> str | None:
@@ -152,7 +152,7 @@ def _template_kwargs(value: Any) -> str | None:
             f"{value!r}, but it must be an object with arguments of the chat template, such as "
             f'{{"enable_thinking": false}}, and without {", ".join(sorted(_SET_HERE))}'
         )
-    return json.dumps(arguments, ensure_ascii=False, default=str) if arguments else None
+    return _text(json.dumps(arguments, ensure_ascii=False, default=str)) if arguments else None
 
 
 def _flag(value: object) -> bool:
@@ -282,7 +282,7 @@ class Columns:
         empty = ("None", "nan", "''", "[]", "{}")
         unread = [name for name, at in given.items() if clean.get(name) is None and repr(at) not in empty]
         clean["template_fields"] = " ".join(sorted(fields)) or None
-        clean["unread"] = "\n".join(sorted(unread)) or None
+        clean["unread"] = "\n".join(sorted(unread)).encode(errors="replace").decode() or None
         clean["like_messages"] = [] if lists else [name for name in like if isinstance(row[name], str)]
         return clean
 

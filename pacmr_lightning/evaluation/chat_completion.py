@@ -102,7 +102,7 @@ def _answer(choice: dict[str, Any], message: dict[str, Any], valid: Callable[[st
     if _BROKEN.search(finish):
         # A content filter takes it away again.
         status = FILTERED if "filter" in finish else NO_ANSWER
-        return Reply(status, f"the answer broke off (finish_reason {finish})")
+        return Reply(status, f"the answer broke off (finish_reason {said(finish)})")
     if answer.strip():
         wrong = None if valid(answer) else "the answer is not of the kind that was asked for"
         return Reply(NO_ANSWER, wrong) if wrong else Reply(200, None, text, cut)
@@ -139,6 +139,7 @@ def said(body: Any) -> str:
     if isinstance(body, dict) and body.keys() <= {"message", "type", "param", "code"}:
         body = body.get("message")
     text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    text = text.encode(errors="replace").decode()  # without halves of surrogate pairs
     return " ".join(re.sub("<[^<>]*>", " ", text).split())[:_LONGEST].rstrip(" .")
 
 

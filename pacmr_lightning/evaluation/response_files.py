@@ -1,5 +1,6 @@
 """JSON Lines files of responses, and their pairing by prompt."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,13 @@ def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[st
             raise UserError(f"{place}: the prompt is {prompt!r}, but it must be a text or chat messages.")
         if not isinstance(response, str):
             raise UserError(f"{place}: the response is {response!r}, but it must be a text.")
+        try:
+            json.dumps([prompt, response], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{place}: prompt or response has half of a surrogate pair, which is no valid text; remove "
+                "that character."
+            ) from None
         if (key is None) != (rows[0].get("id") is None):
             raise UserError(f"{place} and row 1 do not both have an id; give all rows one, or none.")
         if key is None:

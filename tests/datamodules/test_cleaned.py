@@ -15,7 +15,7 @@ from ..conftest import read_lines, write_lines
 USER = {"role": "user", "content": "q"}
 CHAT = {side: [USER, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
 ROWS = [
-    {"meta": {"n": 1.5, "x": None}, "prompt": "é 1", "chosen": " a", "rejected": " b", "extra": "\ud800"},
+    {"meta": {"n": 1.5, "x": None}, "prompt": "é 1", "chosen": " a", "rejected": " b", "\ud800": "\ud800"},
     {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": True, "eta": 0.25, "score": [1, 2]},
     {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": 0},
     {"id": "a", "prompt": "p", "chosen": "x", "rejected": "y", "score_chosen": 1, "margin": None},

@@ -143,6 +143,7 @@ BAD_LINES = [
     (SIDES % (b"flipped", b'"yes"'), "'flipped' is 'yes'"),
     (SIDES % (b"eta", b"1.5"), "'eta' is 1.5"),
     (SIDES % (b"eta", b"NaN"), "'eta' is nan"),
+    (SIDES % (b"tools", b'[{"name": "\\ud83d"}]'), "'tools' is half of a surrogate pair"),
     (b'{"chosen": "\\ud83d", "rejected": "c"}', "half of a surrogate pair"),
     (SIDES % (b"n", b"1" * 5000), "line 3 cannot be read .*digit"),
     (

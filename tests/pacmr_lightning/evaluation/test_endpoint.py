@@ -152,6 +152,7 @@ SENT = [
     (message("half", "network_error"), "the answer broke off (finish_reason network_error)", ALL),
     (message("half", "end_turn"), "half", ALL),
     # Statuses, and connections that break.
+    ((400, {"message": "no \ud800"}), "status 400: no ?", FREE),
     (500, "status 500: no 500 for Bearer none", FREE),
     ("cut", "the connection was cut", UNCOUNTED),
     ("html", f"{NO_CHAT}: 'Welcome to the proxy'", UNCOUNTED),

@@ -58,6 +58,8 @@ NO_IDS = [{"prompt": p, "response": "a"} for p in "xxy"]
         ([], "B is empty"),
         ([{"id": "p", "prompt": "p", "text": ""}], "B, row 1: the response is None, but it must be a text"),
         (change(1, prompt=[]), r"B, row 2: the prompt is \[\], but"),
+        (change(1, response="\ud83d"), "B, row 2: prompt or response has half of a surrogate pair"),
+        (change(1, prompt=[{"role": "user", "content": "\ud83d"}]), "half of a surrogate pair"),
         (change(1, prompt=[{"role": "user"}]), "B, row 2: the prompt is .* a text or chat messages"),
     ],
 )
