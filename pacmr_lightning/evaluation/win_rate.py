@@ -74,13 +74,13 @@ class WinRate:
     win_score: Estimate
     """1 + (wins - losses) / pairs: twice the win rate that counts a tie as half a win."""
     length_controlled_win_rate: Estimate | None
-    """Win rate at equal length, with ties as half a win; None if all pairs differ equally in length."""
+    """Win rate at equal length, with ties as half a win; None if lengths hardly overlap."""
     mean_length: tuple[float, float]
     """In characters: tokenizers differ, and servers count hidden reasoning."""
     identical: int
     """Pairs of identical responses: ties, not judged and not in the shares below."""
     flipped: float | None
-    """Share of the judged pairs in which the two orders name different responses."""
+    """Share in which the two orders name different responses, of the pairs with a verdict in both."""
     invalid: float | None
     """Share of answers without a verdict."""
     unanswered: float | None
@@ -121,6 +121,7 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
     verdicts = [one.verdict for one in judged if one.verdict is not None]
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
     broken = [opinion.answer is not None for opinion in opinions if opinion.problem is not None]
+    whole = [verdict for verdict in verdicts if not any(opinion.problem for opinion in verdict.orders)]
     sides = [
         opinion.preferred == shown_first
         for verdict in verdicts
@@ -140,7 +141,7 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
         length_controlled_win_rate=controlled,
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
         identical=len(judged) - len(verdicts),
-        flipped=_share(sum(verdict.inconsistent for verdict in verdicts), len(verdicts)),
+        flipped=_share(sum(verdict.inconsistent for verdict in whole), len(whole)),
         invalid=_share(sum(broken), len(opinions)),
         unanswered=_share(len(broken) - sum(broken), len(opinions)),
         first_shown=_share(sum(sides), len(sides)),
@@ -175,12 +176,11 @@ def outcome_rates(
 def length_term(differences: np.ndarray) -> np.ndarray | None:
     """Return tanh(d / s), with the deviation s of (N,) length differences d, which are not centred.
 
-    None if all are equal, or if one side is the longer one in nearly all pairs: no data is at equal length.
+    None if one side is the longer one in nearly all pairs: no data is at equal length. Zeros if all are.
     """
-    beyond = min(np.mean(differences <= 0), np.mean(differences >= 0))
-    if len(differences) < 2 or np.ptp(differences) == 0 or beyond < OVERLAP:
+    if min(np.mean(differences <= 0), np.mean(differences >= 0)) < OVERLAP:
         return None
-    return np.tanh(differences / differences.std(ddof=1))
+    return np.tanh(differences / differences.std(ddof=1)) if differences.any() else differences
 
 
 def rates_at_equal_length(outcomes: np.ndarray, term: np.ndarray, counts: np.ndarray) -> np.ndarray:

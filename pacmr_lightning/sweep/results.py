@@ -227,27 +227,30 @@ def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.
     """Return win rates over all seeds together, whose intervals resample prompts with all their pairs.
 
     One row per row of the tables (``labels``, by a cell's name), noise rate and ``measure``: ``pairs``, in %
-    ``win_rate``, ``tie_rate``, pairs that ``flipped`` with the order and answers without a verdict
-    (``invalid``), and ``win_score``. Columns: ``value``, and ``low`` and ``high`` of the rates and the score.
+    ``win_rate``, ``tie_rate``, ``flipped`` (with the order, of the pairs with a verdict in both), answers
+    without a verdict (``invalid``), and ``win_score``. Columns: ``value``, and ``low`` and ``high`` of the
+    rates and the score.
     """
     assert sweep.evaluate is not None
-    groups: dict[tuple[str, float], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
+    groups: dict[tuple[str, float], list[pd.DataFrame]] = {}
     for cell, anchor in comparisons(sweep, done):
-        if (summary := judged(sweep.evaluate, cell, anchor)) is not None:
+        if judged(sweep.evaluate, cell, anchor) is not None:
             verdicts = pd.DataFrame(read_responses(cell.folder / VERDICT_FOLDER / VERDICTS))
-            groups.setdefault((labels[cell.name], cell.noise), []).append((summary, verdicts))
+            groups.setdefault((labels[cell.name], cell.noise), []).append(verdicts)
     rows = []
     for (label, noise), members in groups.items():
-        frame = pd.concat([verdicts for _, verdicts in members])
+        frame = pd.concat(members)
         _, prompts = np.unique(frame["prompt"].map(content_key), return_inverse=True)
         outcomes = frame["verdict"].map(OUTCOMES.index).to_numpy()
         win, tie, _, score, _ = outcome_rates(outcomes, prompts, sweep.evaluate.seed)
         row: dict[str, Any] = {"row": label, "noise": noise}
-        judged_pairs = np.array([summary["pairs"] - summary["identical"] for summary, _ in members])
-        flipped = [summary["flipped"] or 0 for summary, _ in members]
-        broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
-        known = judged_pairs / (judged_pairs.sum() or np.nan)
-        means = {"flipped": 100 * known @ flipped, "invalid": 100 * known @ broken, "pairs": len(frame)}
+        orders = [both for both in frame["orders"] if both]  # identical responses have none
+        broken = [one["problem"] is not None for both in orders for one in both]
+        whole = [both for both in orders if all(one["problem"] is None for one in both)]
+        flips = [{one["verdict"] for one in both} == {"win", "loss"} for both in whole]
+        shares = {"flipped": flips, "invalid": broken}
+        means = {name: 100 * sum(found) / (len(found) or np.nan) for name, found in shares.items()}
+        means["pairs"] = len(frame)
         rows += [row | {"measure": measure, "value": value} for measure, value in means.items()]
         for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
             values = {key: factor * value for key, value in asdict(one).items()}

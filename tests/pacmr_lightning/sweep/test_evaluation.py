@@ -14,7 +14,7 @@ from pacmr_lightning.sweep.state import end as end_of
 from pacmr_lightning.sweep.state import prepare, state_of
 
 from ...conftest import fails, write_lines
-from ..evaluation.faulty_server import FaultyServer, prefer_longer
+from ..evaluation.faulty_server import FaultyServer, prefer_longer, prefer_position_a
 from ..tables import texts
 from .conftest import OPTIONS, end
 from .test_runner import sweep as run
@@ -159,6 +159,10 @@ def test_what_a_judge_costs_and_says(answered, capsys):
     main = pd.read_csv("out/tables/main.csv").iloc[0]
     assert main["Win rate (%), 30% flipped"] == 50 and main["Win-score, 30% flipped, standard error"] == 0.5
     assert "50.00 [50.00, 50.00]" in Path("out/tables/judged.tex").read_text()
+    with FaultyServer(prefer_position_a) as server:
+        server.script = [(400, {"message": "flagged by the content filter"})]
+        assert run(replace_judge(path, base_url=server.url)) == 0
+    assert pd.read_csv("out/tables/judged.csv")["Flipped with the order (%)"].tolist() == [100]
 
 
 def test_one_seed_has_intervals(answered):
