@@ -58,9 +58,9 @@ def judge(
     if (summary := folder / SUMMARY).exists():
         try:
             earlier = json.loads(summary.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{summary} is not JSON ({error}); remove it.") from None
-        sides = [local_path(earlier.get(side, "")).resolve() for side in ("first", "second")]
+            sides = [local_path(earlier.get(side, "")).resolve() for side in ("first", "second")]
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"{summary} is no summary of pacmr judge ({error}); remove it.") from None
         same = earlier.get("digests") == [content_digest(path) for path in paths]
         if not same and sides != [path.resolve() for path in paths]:
             raise UserError(f"{summary} is of another comparison; name another folder with --output.")
@@ -104,6 +104,8 @@ def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any],
         f"length-controlled: at equal length, a tie counts as half a win{none}; without length control "
         f"{result.win_score.value / 2:.1%}"
     )
+    if result.win_rate.low == result.win_rate.high:
+        yield "an interval of no width (all prompts have one result) says nothing about uncertainty"
     yield f"mean length of A and B: {lengths} characters"
     yield (
         f"judge {judge}: {flipped} of verdicts changed with the order, the first response won "

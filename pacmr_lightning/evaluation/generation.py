@@ -156,8 +156,8 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
         name = batch.ids[int(batch.attention_mask.sum(1).argmax())]
         raise UserError(
             f"The prompt {name} has {longest} tokens and max_new_tokens is {max_new_tokens}, but "
-            f"{policy.name} has {limit} positions for both together; lower predict_max_length or "
-            "max_new_tokens."
+            f"{policy.name} has {limit} positions for both together; lower "
+            f"{'predict_max_length or ' * (max_new_tokens < limit)}max_new_tokens."
         )
 
 

@@ -155,7 +155,7 @@ def test_training_does_not_feel_it(fit, tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_refused_before_training(fit, tmp_path, monkeypatch):
     first = SampleResponses(prompts=1)  # which writes before the first update
-    with pytest.raises(UserError, match=r"max_new_tokens is 9000, but .* has 2048 positions"):
+    with pytest.raises(UserError, match=r"max_new_tokens is 9000, but .* has 2048 .*; lower max_new_t"):
         fit("run", first, GoldReward(max_new_tokens=9000))
     monkeypatch.setattr(PreferenceDataModule, "predict_dataloader", list)
     for callback in (GoldReward, SequenceKL):

@@ -150,7 +150,7 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert last["tokens"]["now"] == {"prompt": 0, "completion": 0} and last["cost"]["now"] == 0
 
 
-def test_empty_and_identical_responses(write_rows, server, tmp_path):
+def test_empty_and_identical_responses(write_rows, server, tmp_path, capsys):
     first, second = (
         [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]
         for texts in (("", "same", "", "long"), ("text", " same", " ", "x"))
@@ -161,7 +161,7 @@ def test_empty_and_identical_responses(write_rows, server, tmp_path):
     assert [row["verdict"] for row in verdicts] == ["loss", "tie", "tie", "win"]
     assert verdicts[1]["orders"] == [] and len(server.requests) == 4
     assert "Response A: \n\nResponse B: text\n\n" in server.requests[0]["messages"][1]["content"]
-    assert summary["identical"] == 2
+    assert summary["identical"] == 2 and "an interval of no width" in capsys.readouterr().out
 
 
 def test_samples_of_two_runs_by_the_gold_reward(write_rows, tmp_path):
@@ -222,5 +222,6 @@ def test_one_sentence_and_status_2(files, write_rows, server, tmp_path, capsys):
     assert "second" in refused(files[0])
     assert "is not of the synthetic benchmark" in refused(*files, "--judge", "GoldJudge")
     assert not (tmp_path / "judge" / "verdicts.jsonl").exists()
-    (tmp_path / "judge" / "summary.json").write_text("{")
-    assert "summary.json is not JSON (Expecting property name" in refused(*files, *endpoint)
+    for text in ("{", "[]"):
+        (tmp_path / "judge" / "summary.json").write_text(text)
+        assert "summary.json is no summary of pacmr judge (" in refused(*files, *endpoint)
