@@ -133,7 +133,9 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
             row["win_score"] = verdicts["win_score"]["value"]
         rows.append(row)
     order = {name: i for i, name in enumerate(sweep.methods)}
-    frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
+    given = pd.DataFrame(rows, dtype=object)  # options as given: 1, where other methods have none, is no 1.0
+    frame = given.infer_objects().assign(**given.filter(list(names.values())))
+    frame = frame.sort_values("method", key=lambda names: names.map(order), kind="stable")
     return frame.astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
 
 

@@ -179,8 +179,9 @@ def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None
             caption = f"{results.MEASURES[name].heading}; {over}"
             built.append(_by_method(name, caption, frame, numbers, [name]))
     for name, methods in sweep.comparisons.items():
-        part = frame[frame["method"].isin(methods)]
-        built.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
+        if len(part := frame[frame["method"].isin(methods)]):
+            caption = f"{' and '.join(part['row'].unique())}; {over}"
+            built.append(_by_noise(name, caption, part, numbers, ["row"]))
     for name, method in sweep.methods.items():
         options, part = [*results.varied_columns(sweep, name).values()], frame[frame["method"].eq(name)]
         if options and len(part):
@@ -237,6 +238,7 @@ def _by_noise(
 
 def _entries(lines: Sequence[Line], frame: pd.DataFrame, numbers: pd.DataFrame) -> list[list[Entry]]:
     """Return filled lines; the largest means at the displayed precision are marked, unless all are equal."""
+    numbers = numbers.dropna(subset="mean")
     measured = {(one["row"], one["measure"], one["noise"]): one for _, one in numbers.iterrows()}
     fair = set(frame[~frame["bound"]]["row"])
     shown: defaultdict[tuple[str, float], dict[str, float]] = defaultdict(dict)

@@ -140,6 +140,7 @@ def test_what_a_judge_costs_and_says(answered, capsys):
     assert "cannot be reached" in fails(capsys, ["sweep", path])
     table = pd.read_csv("out/tables/judged.csv")
     assert table["Win-score"].tolist() == [1.0] and table["Pairs"].tolist() == [PROMPTS]
+    assert "| 1.0000 [1.0000, 1.0000] | - | - |" in Path("out/tables.md").read_text()
     with FaultyServer(prefer_longer) as server:
         path = replace_judge(path, base_url=server.url, retries=6)
         server.script = [(400, {"message": "flagged by the content filter"})]

@@ -107,10 +107,10 @@ def test_cells_without_a_validation(write_sweep):
 def test_options_whose_last_word_another_column_has(write_sweep):
     """Their columns have the whole option, and those of the run stay what they are."""
     kinds = ["NearTieNoise", "AnnotatorNoise"]
-    methods = {"dpo": {"label": "DPO", "vary": {"data.noise": kinds}}}
-    methods["ipo"] = {"vary": {"a.tau": [0.1, 0.2], "b.tau": [0.3], "c.value": [5], "d.every": [2]}}
-    path = write_sweep(methods=methods, anchor=None)
-    for cell in cells(read_sweep(path)):
+    methods = {"dpo": {"label": "DPO", "vary": {"data.noise": kinds}}, "ipo": None, "pacmr": None}
+    methods["ipo"] = {"vary": {"a.tau": [0.1, 0.2], "b.tau": [0.3], "c.value": [5], "d.every": [2, None]}}
+    path = write_sweep(methods=methods, anchor=None, comparisons={"no": ["pacmr"]})
+    for cell in filter(lambda cell: cell.method != "pacmr", cells(read_sweep(path))):
         reward = 1.0 if cell.variation.get("data.noise") == kinds[1] else 0.5
         end(cell, {"metrics": {"val/gold_reward": reward}})
     cli.main(["sweep", path, "--tables_only"])
@@ -120,7 +120,8 @@ def test_options_whose_last_word_another_column_has(write_sweep):
     assert set(found["b.tau"].dropna()) == {0.3} and set(found["a.tau"].dropna()) == {0.1, 0.2}
     assert set(found["c.value"].dropna()) == {5} and set(found["every"].dropna()) == {2}
     rewards = table("gold_reward")["30% flipped"]
-    assert rewards["DPO, data.noise = AnnotatorNoise"] == 1 and rewards["ipo, a.tau = 0.2"] == 0.5
+    assert rewards["DPO, data.noise = AnnotatorNoise"] == 1 and rewards["ipo, a.tau = 0.2, every = 2"] == 0.5
+    assert "| 2 |" in (md := Path("out/tables.md").read_text()) and "| None |" in md and "### ;" not in md
     assert pd.read_csv("out/tables/dpo-data.noise.csv")["data.noise"].tolist() == kinds
 
 
