@@ -139,6 +139,7 @@ def read_decisions(path: str) -> Decisions:
             f"There is no file {file}; make decisions on the report.html of pacmr audit, and save them there."
         )
     for place, row in read_json_lines(file):
+        row = {column: value for column, value in row.items() if value is not None}  # as pandas writes NA
         name = str(row["id"]) if type(row.get("id")) is int else row.get("id")
         if not isinstance(name, str) or "decision" not in row:
             raise UserError(

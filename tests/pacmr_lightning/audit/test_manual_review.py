@@ -54,8 +54,8 @@ def test_files_that_are_none(text, message, tmp_path):
     (tmp_path / "d.jsonl").write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
         read_decisions(str(tmp_path / "d.jsonl"))
-    (tmp_path / "d.jsonl").write_text('{"id": 7, "decision": "keep"}\n')
-    assert read_decisions(str(tmp_path / "d.jsonl")).rows.keys() == {"7"}
+    path = write_lines(tmp_path / "d.jsonl", [{"id": 7, "decision": "keep", "sample": None, "texts": None}])
+    assert read_decisions(path).rows == {"7": {"decision": "keep", "sample": False}}
     with pytest.raises(UserError, match=r"There is no file .*; make decisions on the report.html"):
         read_decisions(str(tmp_path / "nowhere.jsonl"))
 
