@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
 from . import words
-from .manual_review import Texts
+from .manual_review import WORDS, Texts
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 
@@ -42,8 +42,8 @@ def html_report(
 ) -> str:
     """Return the page, on which a person can review each listed pair.
 
-    ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order, ``judges``
-    is ``reliability_of_judges``.
+    ``texts`` are those of listed pairs by id and ``sample`` ids of a random sample, both in reading order,
+    ``judges`` is ``reliability_of_judges``.
     """
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
@@ -54,7 +54,7 @@ def html_report(
         _article(listed[name], texts[name], f"random pair {i} of {len(sample)}", votes, True)
         for i, name in enumerate(sample, 1)
     ]
-    others = [row for name, row in listed.items() if name not in set(sample)]
+    others = [listed[name] for name in texts if name not in set(sample)]
     suspected = [_article(row, texts[row.id], f"#{row.rank}", votes) for row in others]
     # Every inserted text is made visible and escaped.
     page = Environment(
@@ -80,6 +80,7 @@ def html_report(
         sample=drawn,
         usable=findings.agreement.usable,
         suspected=suspected,
+        decided="decision" in pairs,
         fold=FOLD,
         style=Markup(_part("report.css")),
         # Only this script runs, whatever a row contains.
@@ -113,6 +114,8 @@ def _article(
 
 def _results(row: Any, votes: Sequence[str]) -> list[str]:
     facts = [] if pd.isna(row.p) else [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
+    if (word := str(getattr(row, "decision", ""))) in WORDS[:3]:
+        facts = [f"decided: {word}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     facts += [] if row.weight == 1 else [f"weight {row.weight:.3f}"]
     facts.append(f"u {row.u:.2f}")

@@ -121,10 +121,14 @@ class Decisions:
         return table.assign(decision=word.astype("string"), **decided)
 
 
+def settled(table: pd.DataFrame) -> pd.Series:
+    """Return a mask of the labels that a decision has settled, if there is the column."""
+    return table.filter(["decision"]).isin(["keep", "swap", "drop"]).any(axis=1)
+
+
 def undecided(table: pd.DataFrame) -> pd.Series:
-    """Return a mask of the suspected labels that no decision has settled, if there is the column."""
-    settled = table.filter(["decision"]).isin(["keep", "swap", "drop"]).any(axis=1)
-    return table["suggested"].eq("swap") & ~settled
+    """Return a mask of the suspected labels that no decision has settled."""
+    return table["suggested"].eq("swap") & ~settled(table)
 
 
 def read_decisions(path: str) -> Decisions:

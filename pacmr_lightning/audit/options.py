@@ -37,7 +37,7 @@ class AuditOptions:
         max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default:
             1024).
         dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
-        top: number of pairs in the report.
+        top: number of undecided pairs in the report.
         threshold: labels with p, the probability that another annotator agrees, below it are suspected.
         noise_rate: known rate of random flips, if the errors are such; p is then the probability that the
             label is right.

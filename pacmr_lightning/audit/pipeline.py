@@ -24,7 +24,7 @@ from .agreement import agreement
 from .asking import ANSWERS, ask_judges, pairs_to_judge, reliability_of_judges
 from .combination import ENOUGH, VIEWS, combined_score
 from .html_report import html_report
-from .manual_review import Decisions, Texts, random_sample, undecided
+from .manual_review import Decisions, Texts, random_sample, settled, undecided
 from .options import OF_A_MODEL, OF_A_RUN, AuditOptions
 from .scored_pairs import ScoredPairs, refuse_own, score_fit, score_model, score_run
 from .scorers import NAMES, SCORES, VOTE, Scorer
@@ -206,11 +206,11 @@ def conclude(
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p", "p_majority"]
     columns += ["votes_for", "votes_against", "weight", "u", "delta", "a", "b", "loss", "flipped"]
     columns += ["cross_fit_u", "probe_u", *VIEWS, "combined_u", "judged_u"]
-    columns += [*pairs.filter(regex=f"^{VOTE}").columns, "texts"]
+    columns += [*pairs.filter(regex=f"^{VOTE}").columns, "texts", "decision"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
-    table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"][~tied].tolist(), options.sample)
-    listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
+    again = table["id"][table["id"].isin(() if given is None else given.rows)]
+    listed = dict.fromkeys([*drawn, *table["id"][~settled(table)][: options.top], *again])
     tables = {"pairs": table, "methods": findings.methods, "groups": findings.groups, "shortcuts": followed}
     if (folder / AUDITED_PAIRS).exists():  # what an earlier audit has left
         for name in ("judges.csv", "cleaned.jsonl", "cleaned.parquet"):

@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .agreement import Agreement, Votes, agreement
 from .annotators import annotator_reliability, group_reliability
-from .manual_review import Decisions
+from .manual_review import Decisions, settled
 from .scorers import NAMES, SCORES, Scorer
 
 
@@ -18,7 +18,7 @@ class Findings:
 
     pairs: pd.DataFrame
     """By rank: scores of the pairs, ``p`` (NaN if the labels cannot be predicted), ``suggested`` ("keep" or
-    "swap") and ``rank``.
+    "swap", whatever was decided), ``rank`` and perhaps ``decision``.
     """
     scorer: Scorer
     alone: Scorer
@@ -29,8 +29,8 @@ class Findings:
     agreement: Agreement
     """By the scorer; pairs in the order in which they were scored."""
     contradicted: tuple[float, float, float]
-    """Expected fraction of the suspected labels that another annotator would contradict, and its 95%
-    interval; NaN without suspected labels.
+    """Expected fraction of the undecided suspected labels that another annotator would contradict, and its
+    95% interval; NaN without such labels.
     """
     methods: pd.DataFrame
     """By score, the scorer's first: ``detection_quality``, and the expected fraction ``contradicted``."""
@@ -38,8 +38,8 @@ class Findings:
 
     @property
     def suspected(self) -> int:
-        """Number of suspected label errors."""
-        return int((self.pairs["suggested"] == "swap").sum())
+        """Number of suspected label errors: undecided, or decided to be wrong."""
+        return int(self.methods["suspected"][0])
 
 
 def is_suspected(found: Agreement, ties: np.ndarray, threshold: float) -> np.ndarray:
@@ -62,33 +62,36 @@ def find(
     """Rank pairs of ``ScoredPairs``, and mark labels with p below a threshold as suspected errors.
 
     With the scorer "judge", ``alone`` is the scorer that the verdicts are combined with; with decisions it is
-    "combined". Only ``groups`` follow those in ``decided``.
+    "combined". Counts, ranks and ``groups`` follow those in ``decided``, estimates and suggestions do not.
     """
     ties = pairs["tie"].to_numpy()
     pairs = pairs.assign(flipped=pairs["flipped"].mask(ties))  # the other way round a tie says the same
     suspected = is_suspected(found, ties, threshold)
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
-    share = found.contradicted(suspected) if suspected.any() else (np.nan, np.nan, np.nan)
-    methods, known = [], found.rate if found.known else None
+    ranked = ranked if decided is None else decided.follow(ranked)
+    done, wrong = settled(ranked).to_numpy(), ranked["p"].eq(0).to_numpy()
+    methods, shares, known = [], [], found.rate if found.known else None
     own = replace(votes, verdicts=np.zeros((len(pairs), 0)))  # those of annotators alone
     for name in (scorer, *_computed(pairs, scorer, alone)):
-        u, which, expected = pairs[SCORES[name]].to_numpy(), suspected, share[0]
+        u, fit = pairs[SCORES[name]].to_numpy(), found
         if name != scorer:
-            other = agreement(u, pairs["prompt"].to_numpy(), own, known, resamples=0)
-            which = is_suspected(other, ties, threshold)
-            expected = other.contradicted(which)[0] if which.any() else np.nan
-        row = {"method": NAMES[name], "contradicted": expected}
-        methods.append(row | detection_quality(u, which, pairs["flipped"]))
-    by = ["tie", "p", SCORES[scorer], "u"]  # with several votes on a pair p does not follow the score
-    ranked = ranked.sort_values(by if found.usable else by[2:], kind="stable", ignore_index=True)
+            fit = agreement(u, pairs["prompt"].to_numpy(), own, known, resamples=0)
+        which = is_suspected(fit, ties, threshold)
+        left = which & ~done
+        shares.append(fit.contradicted(left) if left.any() else (np.nan, np.nan, np.nan))
+        row = {"method": NAMES[name], "contradicted": shares[-1][0]}
+        methods.append(row | detection_quality(u, np.where(done, wrong, which), pairs["flipped"]))
+    # With several votes on a pair p does not follow the score.
+    by = ["tie", "p", SCORES[scorer], "u"][0 if found.usable else 1 :]
+    ranked = ranked.sort_values(by, key=lambda values: values.fillna(0.5), kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     low, high = (pairs[SCORES[scorer]][which] for which in (suspected, ~suspected))
     cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None
     told = found.usable or (votes.total > 1).any()  # else nothing says whether a label is right
     reliability = annotator_reliability(pairs, found.margin) if told and "annotator" in pairs else None
-    groups = group_reliability(ranked if decided is None else decided.follow(ranked), reliability)
-    return Findings(ranked, scorer, alone, threshold, cut, found, share, pd.DataFrame(methods), groups)
+    groups = group_reliability(ranked, reliability)
+    return Findings(ranked, scorer, alone, threshold, cut, found, shares[0], pd.DataFrame(methods), groups)
 
 
 def _computed(pairs: pd.DataFrame, scorer: Scorer, alone: Scorer) -> list[Scorer]:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from .agreement import SCORE_VOTES, Agreement
 from .annotators import LEAST
+from .manual_review import settled, undecided
 from .scorers import Scorer
 from .suspected import Findings
 
@@ -37,28 +38,32 @@ GROUPS = 100
 
 
 def verdict(findings: Findings) -> str:
-    """Return the audit's result in one or two sentences: how many labels would be contradicted."""
+    """Return the audit's result in up to three sentences: how many labels would be contradicted."""
     fit, pairs, number = findings.agreement, findings.pairs, findings.suspected
+    by_hand = ""
+    if settled(pairs).any():
+        wrong, right, dropped = (pairs["decision"].eq(word).sum() for word in ("swap", "keep", "drop"))
+        by_hand = f" Decided by hand: {wrong:,} wrong, {right:,} right, {dropped:,} dropped."
     if not fit.usable:
         return (
             f"These {len(pairs):,} labels cannot be predicted from the scores better than by a coin, so no "
-            "label is suspected."
+            f"{'undecided ' if by_hand else ''}label is suspected.{by_hand}"
         )
     share, low, high = findings.contradicted
+    left = int(undecided(pairs).sum())
+    these = "these suspected labels" if left == number else f"the {left:,} undecided ones"
     which = f"{number:,} of {len(pairs):,} labels"
     below = "" if findings.threshold == 0.5 else f"{which} have p below {findings.threshold:g}"
     if fit.known:
         said = below or f"{which} are probably wrong"
-        if number:
-            said += f"; {share:.0%} of these are expected to be wrong ({low:.0%} to {high:.0%})"
-        return f"{said}, at a given rate of random flips of {fit.rate:.1%}."
+        if left:
+            said += f"; {share:.0%} of {these} are expected to be wrong ({low:.0%} to {high:.0%})"
+        return f"{said}, at a given rate of random flips of {fit.rate:.1%}.{by_hand}"
     said = f"{below or f'A second annotator would probably contradict {which}'}."
-    if number:
-        said += (
-            f" Of these suspected labels {share:.0%} are expected to be contradicted (95% interval {low:.0%} "
-            f"to {high:.0%})."
-        )
-    return said
+    if left:
+        within = f"(95% interval {low:.0%} to {high:.0%})"
+        said += f" Of {these} {share:.0%} are expected to be contradicted {within}."
+    return said + by_hand
 
 
 def known_in_words(findings: Findings) -> str:
@@ -101,10 +106,9 @@ def findings_in_words(findings: Findings) -> list[str]:
         return [*told, "No label is suspected; the ranks say which pairs to read first."]
     parts = findings.cut is not None and findings.scorer == findings.alone  # with judges it is not u
     cut = f" (u below {findings.cut:.3g})" if parts else ""
-    told.append(
-        f"Labels with p below {findings.threshold:g}{cut} are suspected: {findings.suspected:,} of "
-        f"{len(pairs):,}."
-    )
+    number = f"{pairs['suggested'].eq('swap').sum():,} of {len(pairs):,}"
+    number += ", before decisions by hand" if settled(pairs).any() else ""
+    told.append(f"Labels with p below {findings.threshold:g}{cut} are suspected: {number}.")
     if not fit.known:
         total, low, high = fit.contradicted(fit.p >= 0)
         told.append(
@@ -170,7 +174,7 @@ def methods_table(methods: pd.DataFrame) -> Table:
         "auroc": ("AUROC", "{:.2f}".format),
         "average_precision": ("AP", "{:.2f}".format),
     }
-    notes = [f"Contradicted: {_CONTRADICTED} suspected labels."]
+    notes = [f"Contradicted: {_CONTRADICTED} suspected labels, without decisions by hand."]
     if methods["recall"].notna().any():
         notes.append(
             "Precision and recall are of the suspected label errors, against the known flips; AP is average "

@@ -87,7 +87,7 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_few_decisions(audit, plain, capsys):
-    """They set p of their own pairs alone. A random sample comes first on the page."""
+    """They set p of their own pairs alone, which come last on the page; a random sample comes first."""
     few = [row | {"sample": False} for row in audit.drawn[:10]]
     table = audit(decisions=audit.decide("few.jsonl", few), sample=7)
     said = " ".join(capsys.readouterr().out.split())
@@ -97,7 +97,7 @@ def test_few_decisions(audit, plain, capsys):
     assert table["p"][rest].to_dict() == plain["p"][rest].to_dict()
     found = pairs_on((audit.folder / "report.html").read_text())
     drawn = random_sample(audit.pairs["id"].tolist(), 7)
-    suspected = [name for name in table.index[:5] if name not in drawn]
+    suspected = [*rest[:5], *(name for name in table.index if name not in {*rest, *drawn})]
     assert [(pair["id"], pair["sample"]) for pair in found] == [
         *((name, True) for name in drawn),
         *((name, False) for name in suspected),
@@ -126,9 +126,14 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
     cleaned = audit.folder / "cleaned.jsonl"
     table = audit(decisions=path, cleaned=str(cleaned), action=action)
-    assert table.index.equals(plain.index) and table["suggested"].equals(plain["suggested"])
+    assert table.index.drop([*decided]).equals(plain.index.drop([*decided]))
+    assert table["p"].is_monotonic_increasing and table["suggested"].equals(plain["suggested"][table.index])
     suspected = table.index[table["suggested"] == "swap"].tolist()
     assert audit.left == set(suspected) - {name for name, word in decided.items() if word != "unsure"}
+    left, page = len(audit.left), (audit.folder / "report.html").read_text()
+    assert f". Of the {left} undecided ones {1 - table.p[[*audit.left]].mean():.0%} are expected" in page
+    counts = (f"{left + 14} of 1,500 labels. ", f"<td>{left + 14}</td>", "decided: ", "suggestion: ")
+    assert "hand: 14 wrong, 2 right, 2 dropped." in page and [*map(page.count, counts)] == [1, 1, 18, 7]
     done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []
