@@ -21,6 +21,7 @@ TABLE = {
     f"{PARTITIONS}:Init": "ds_id ds_shape ds_status",
     f"{PARTITIONS}:ZeroParamStatus": "NOT_AVAILABLE",
     "jsonargparse._loaders_dumpers": "get_yaml_default_loader",
+    "jsonargparse._typehints": "NestedArg parse_value_or_config",
     "jsonargparse._typehints:ActionTypeHint": "_typehint",
     "lightning.pytorch:Trainer": "_accelerator_connector",
     "lightning.pytorch.callbacks:ModelCheckpoint": (

@@ -13,8 +13,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import jsonargparse
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, _typehints
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
+from jsonargparse._typehints import NestedArg, parse_value_or_config
 
 from ..errors import UserError, construct, user_error
 from ..files import expanded
@@ -52,6 +53,13 @@ def _unique_keys(loader: Any, node: Any) -> None:
     _flatten_mapping(loader, node)
 
 
+def _as_given(value: Any, *rest: Any, **options: Any) -> Any:
+    """Leave a text to the parser of the class whose option it is, which would get ``str(None)`` for null."""
+    deeper = isinstance(value, NestedArg) and "." in value.key
+    return (value, None) if deeper else parse_value_or_config(value, *rest, **options)
+
+
+_typehints.parse_value_or_config = _as_given
 _Loader.flatten_mapping = _unique_keys
 # Defaults of Lightning's classes, such as Timer's interval.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))

@@ -43,9 +43,9 @@ TRAINER = """
 --model.policy peft.LoraConfig
     model.policy: Import path peft.LoraConfig does not correspond to a subclass of PolicyModel; choose
     one of PolicyModel, or
---model.policy.target_modules '[1, 2]'
-    model.policy.target_modules: expected str or list[str], but got [1, 2].
---data.meta_every 3
+--model.policy.target_modules '[1, null]'
+    model.policy.target_modules: expected str or list[str], but got [1, None].
+--data.meta_every 3 --model.policy.quantization null
     data.meta_every is 3, but the model's options make it null; leave it out.
 --data.tokenizer other
     data.tokenizer is other, but the model's options make it
