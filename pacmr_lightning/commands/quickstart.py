@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..files import local_path
 from .compare import compare
 from .fit import PacmrCLI
@@ -28,15 +28,16 @@ def quickstart(
         samples: number of sampled responses for the gold reward.
 
     Raises:
-        UserError: the folder exists.
+        UserError: the folder exists, or an option is too small.
     """
+    check_at_least(64, pairs=pairs)  # an update's
+    check_at_least(2, sft_rows=sft_rows, samples=samples)
     folder = local_path(output)
     if folder.exists():
         raise UserError(f"output is {output}, which exists; remove it, or name another folder with --output.")
     sft, dpo, pacmr, refined = (str(folder / name) for name in ("sft", "dpo", "pacmr", "dpo-refined"))
     common = ["fit", "--config", "quickstart/preference", "--model.policy.model", f"{sft}/model"]
-    common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
-    common += ["--trainer.default_root_dir"]
+    common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples), "--output"]
     _print_step(1, "An SFT model, trained from scratch on the synthetic benchmark")
     words = ["fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows)]
     PacmrCLI([*words, "--trainer.default_root_dir", sft])

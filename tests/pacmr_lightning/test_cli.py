@@ -227,8 +227,8 @@ cli.main(["flood"])
 def test_what_ends_a_quickstart_early(base, capsys):
     Path("there").mkdir()
     assert "output is there, which exists; remove it" in fails(capsys, ["quickstart", "--output", "there"])
-    said = fails(capsys, ["quickstart", "--sft_rows", "0", "--output", "new"])
-    assert "rows is 0, but it must be at least 1" in said and not Path("new").exists()
+    few = [fails(capsys, ["quickstart", f"--{n}", "1", "--output", "new"]) for n in ("pairs", "samples")]
+    assert "must be at least 64" in few[0] and "samples is 1" in few[1] and not Path("new").exists()
 
 
 def test_what_a_run_says(inside, tiny_llama):
