@@ -89,7 +89,7 @@ def file_trouble(error: BaseException) -> str | None:
             file = getattr(one, "filename", None)
             return (
                 f"The disk is full{f' at {file}' if file else ''} ({os.strerror(number)}); free some space "
-                "and run the command again: finished parts are kept."
+                "and run the command again (fit with --ckpt_path last): finished parts are kept."
             )
     return None
 
