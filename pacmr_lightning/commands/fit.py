@@ -117,8 +117,10 @@ class PacmrCLI(LightningCLI):
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
         curves = f"tensorboard --logdir {boards[0].save_dir}" if boards else f"{root}/{METRICS}"
         curves = f"; its curves: {curves}" if self.trainer.loggers else ""
-        audit = f"; suspected label errors: pacmr audit {root}"
-        more = audit if isinstance(self.model, PreferenceModule) else ""
+        used = getattr(getattr(self.model, "weighting", None), "audit", None)
+        used = used or vars(self.datamodule).get("curriculum")
+        report = Path(used).with_name("report.html") if used else f"pacmr audit {root}"
+        more = f"; suspected label errors: {report}" if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}{curves}{more}", flush=True)
         if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
             rate, steps = self.model.learning_rate, self.trainer.global_step

@@ -68,7 +68,7 @@ def test_labels_that_follow_a_rule(finished, tmp_path, capsys):
     assert pd.read_csv(tmp_path / "run-refined" / "audit" / "shortcuts.csv")["kind"].tolist() == ["length"]
     said = capsys.readouterr()
     assert "Labels follow a shortcut: " in " ".join((said.out + said.err).split())
-    assert "first-refined" in said.out
+    assert "first-refined" in said.out and f"errors: {tmp_path}/run-refined/audit/report.html" in said.err
 
 
 def test_going_on(refined, tmp_path, capsys, monkeypatch):
