@@ -1,7 +1,8 @@
-"""Atomic writes, JSON Lines, and digests of files and texts."""
+"""Atomic writes, locks, JSON Lines, and digests of files and texts."""
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
@@ -84,6 +85,19 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Lock a folder, which is made if missing, against a second process; the end of this one unlocks it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock's would stay with forked loaders
+        except OSError as error:  # also on file systems without locks
+            if isinstance(error, (BlockingIOError, PermissionError)):
+                raise UserError(f"Another run works in {folder}; wait, or use another folder.") from None
+        yield
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,7 @@ from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
+from ..files import only_one
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
@@ -163,48 +164,49 @@ class PacmrCLI(LightningCLI):
         check_flags(config)
         resolve_auto(config)
         use_lora_deepspeed(config)
-        self._had_config = (root / CONFIG).exists()
-        self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if (given := config.checkpoint.dirpath) is not None:
             raise UserError(
                 f"checkpoint.dirpath is {given}, but audit, refine and export read the run's own folder; "
                 "leave it out, and name that folder with --output."
             )
-        trial = self.subcommand == "fit" and bool(config.trainer.fast_dev_run)
-        if self.subcommand == "fit" and self._had_config and config.ckpt_path is None and not trial:
-            raise UserError(
-                f"The folder {root} already holds a run; continue it with --ckpt_path last, or name another "
-                "folder with --output."
-            )
+        self._continues = config.ckpt_path is not None
         config.ckpt_path, self._first_step = to_resume_from(
-            config.ckpt_path, root / CHECKPOINTS, training=self.subcommand == "fit"
+            config.ckpt_path, root / CHECKPOINTS, self.subcommand == "fit", config.config or ()
         )
-        config.checkpoint.dirpath = None if trial else str(root / CHECKPOINTS)
-        if self.subcommand == "fit" and not trial and not rank_zero_only.rank:  # type: ignore[attr-defined]
-            for left in root.rglob(".*.partial"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        config.checkpoint.dirpath = None if config.trainer.fast_dev_run else str(root / CHECKPOINTS)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a failure leaves no new folder before step 1, and no new config before a checkpoint."""
-        try:
-            with wandb_ends(), only_results():
-                super()._run_subcommand(subcommand)
-        except Exception:
-            # Other processes would repeat this one's error.
-            if self.trainer.strategy.launcher is not None:
-                self.trainer.strategy.launcher.kill(signal.SIGKILL)
-            root = Path(self.trainer.default_root_dir)
-            # The next run of predict uses stored answers.
-            began = self.trainer.global_step > 0 and (root / CONFIG).exists()
-            kept = began or any(root.glob("*.answers.sqlite"))
-            if root in self._new_folders and not kept:
-                shutil.rmtree(root, ignore_errors=True)
-                for folder in self._new_folders[1:]:
-                    with contextlib.suppress(OSError):  # not empty: it has other runs
-                        folder.rmdir()
-            elif subcommand == "fit" and not (self._had_config or any((root / CHECKPOINTS).glob("*.ckpt"))):
-                (root / CONFIG).unlink(missing_ok=True)
-            raise
+        root = Path(self.trainer.default_root_dir)
+        new = [folder for folder in (root, *root.parents) if not folder.exists()]
+        fits = subcommand == "fit" and not self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        alone = fits and not rank_zero_only.rank  # type: ignore[attr-defined]
+        with only_one(root) if alone else contextlib.nullcontext():
+            if (had_config := (root / CONFIG).exists()) and fits and not self._continues:
+                raise UserError(
+                    f"The folder {root} already holds a run; continue it with --ckpt_path last, or name "
+                    "another folder with --output."
+                )
+            for left in root.rglob(".*.partial") if alone else ():
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+            try:
+                with wandb_ends(), only_results():
+                    super()._run_subcommand(subcommand)
+            except Exception:
+                # Other processes would repeat this one's error.
+                if self.trainer.strategy.launcher is not None:
+                    self.trainer.strategy.launcher.kill(signal.SIGKILL)
+                # The next run of predict uses stored answers.
+                began = self.trainer.global_step > 0 and (root / CONFIG).exists()
+                kept = began or any(root.glob("*.answers.sqlite"))
+                if root in new and not kept:
+                    shutil.rmtree(root, ignore_errors=True)
+                    for folder in new[1:]:
+                        with contextlib.suppress(OSError):  # not empty: it has other runs
+                            folder.rmdir()
+                elif subcommand == "fit" and not (had_config or any((root / CHECKPOINTS).glob("*.ckpt"))):
+                    (root / CONFIG).unlink(missing_ok=True)
+                raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add loggers, progress bar and checkpoint files, and check the number of processes."""

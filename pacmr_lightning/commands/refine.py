@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..audit import AuditOptions, audit
 from ..errors import UserError, check_choice, check_within
 from ..evaluation import reward_model  # noqa: F401 - for its judge's short name
-from ..files import check_writable, content_digest, local_path, write_json
+from ..files import check_writable, content_digest, local_path, only_one, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun, find_run
@@ -256,8 +256,8 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
     if (folder / CHECKPOINTS / LAST).exists():
         words = [*words, "--ckpt_path", "last"]
     elif folder.exists():
-        for path in folder.iterdir():
-            if path.name not in own:
+        with only_one(folder):
+            for path in {*folder.iterdir()} - {folder / name for name in own}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = sys.argv
     sys.argv = [before[0], "fit", *words]  # from which Lightning starts DDP's other processes

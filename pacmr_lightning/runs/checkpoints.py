@@ -49,11 +49,13 @@ class CheckpointFiles(TorchCheckpointIO):
         return super().load_checkpoint(path, map_location, weights_only=True)
 
 
-def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
+def to_resume_from(
+    ckpt_path: str | None, folder: Path, training: bool, configs: Any = ()
+) -> tuple[str | None, int]:
     """Return the checkpoint of ``--ckpt_path`` and its number of policy updates; None and 0 for none.
 
     "last" means ``last.ckpt`` in ``folder``, or if that is missing or damaged the good file with the most
-    updates. If not for ``training``, weights alone are enough, and "last" must exist.
+    updates. If not for ``training``, weights alone are enough, and "last" must exist. Refuses moved configs.
     """
     if ckpt_path is None:
         return None, 0
@@ -79,6 +81,10 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
             f"None of the {len(files)} checkpoints in {folder} can be used; put a good copy of one there, or "
             "delete them to train from the beginning."
         )
+    for config in (Path(given.relative) for given in configs):
+        moved = any((config.parent / folder.name).glob("*.ckpt"))
+        if moved and f"default_root_dir: {folder.parent}\n" in config.read_text(encoding="utf-8"):
+            raise UserError(f"No checkpoint is in {folder}; add --output {config.parent}, which has one.")
     if not training:
         raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")
     rank_zero_info(f"There is no checkpoint in {folder} yet; training starts from the beginning.")

@@ -1,9 +1,7 @@
 """Runs cells in parallel; a failing cell does not stop the others."""
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..errors import UserError
+from ..files import only_one
 from . import state, worker
 from .cells import Cell
 from .spec import Sweep, command_words
@@ -94,15 +93,3 @@ def prepare(sweep: Sweep) -> None:
                 f"pacmr {preparation.command} did not make {preparation.output} ({state.last_line(log)}); "
                 f"look into {log}."
             )
-
-
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second sweep."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"Another pacmr sweep works in {folder}; wait until it has ended.") from None
-        yield

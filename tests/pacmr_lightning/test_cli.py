@@ -121,16 +121,20 @@ def test_bad_files(text, message, base, tmp_path, capsys):
 def test_a_run(base, capsys, tmp_path):
     """Fit, protect, resume, validate, predict, reload without YAML, compare: the life of a run's folder."""
     arguments = [*base, *PAC.split(), "--model.weighting.outer.tau", "0.5", "--model.method", "pacmr"]
-    cli.main(["fit", *arguments, "--data.noise_rate", "0.3", "--model.max_new_tokens", "3"])
     run = Path("runs/preferences-pacmr-noise30-seed42")
+    hold = f"from pacmr_lightning.files import *\nwith only_one(Path('{run}')): print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1) as other:
+        other.stdout.readline()
+        assert f"Another run works in {run};" in fails(capsys, ["fit", *base, "--output", str(run)])
+        other.kill()
+    cli.main(["fit", *arguments, "--data.noise_rate", "0.3", "--model.max_new_tokens", "3"])
     found = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json"} <= found
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert saved["model"]["init_args"]["weighting"]["init_args"]["every"] == 10
     assert json.loads((run / "summary.json").read_text())["method"] == "pacmr"
 
-    message = fails(capsys, ["fit", *arguments, "--data.noise_rate", "0.3"])
-    assert "already holds a run" in message and str(run) in message
+    assert f"{run} already holds a run" in fails(capsys, ["fit", *arguments, "--data.noise_rate", "0.3"])
     last = str(run / "checkpoints" / "last.ckpt")
     again = ["--config", str(run / "config.yaml"), "--ckpt_path", last]
     (run / ".model.partial" / "shards").mkdir(parents=True)  # as a kill in the middle of a save leaves it
@@ -162,6 +166,9 @@ def test_a_run(base, capsys, tmp_path):
     cli.main(["compare", str(run)])
     assert "pacmr" in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
+    moved = ["--config", str(run.rename("moved") / "config.yaml"), "--ckpt_path", "last"]
+    assert f"No checkpoint is in {run}/checkpoints; add --output moved," in fails(capsys, ["fit", *moved])
+    cli.main(["validate", *moved, "--output", "moved"])
 
 
 @pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help_all"], ["audit", "--help"]])
