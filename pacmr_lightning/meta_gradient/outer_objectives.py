@@ -91,7 +91,7 @@ class PromptConsistency(OuterObjective):
         # Line 9: the meta loss of the augmented views, and d_meta, its gradient at omega^.
         views = augmented[retained], augmented[:1]
         d_meta, view = _gradient(policy, beta, *views, targets, divisor, micro_batch_size)
-        metrics = _consistency_metrics(u[retained], view, targets, meta.flipped[retained], sizes, divisor)
+        metrics = _consistency_metrics(u[retained], view, targets, meta.flipped[retained], *sizes, divisor)
         return OuterGradient(d_meta, int(sizes[0]), metrics)
 
 
@@ -101,9 +101,15 @@ def pseudo_label_loss(u: Tensor, targets: Tensor) -> Tensor:
 
 
 def _consistency_metrics(
-    u: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, sizes: Tensor, divisor: Tensor
+    u: Tensor,
+    view: Tensor,
+    targets: Tensor,
+    flipped: Tensor,
+    retained: Tensor,
+    total: Tensor,
+    divisor: Tensor,
 ) -> dict[str, Tensor]:
-    """Metrics over all ranks of K retained pairs; ``sizes`` are the global numbers of retained and all."""
+    """Metrics over all ranks; u, view, targets and flipped are (K,), of this rank's retained pairs."""
     as_observed, known = targets >= 0.5, flipped != UNKNOWN
     means = {
         "meta/pseudo_labels_as_observed": as_observed,
@@ -111,11 +117,11 @@ def _consistency_metrics(
         "meta/l1": 2 * (view.sigmoid() - u.sigmoid()).abs(),
     }
     counts = {"known": known, "clean": known & (as_observed == (flipped == 0))}
-    total = sums_over_ranks(means | counts | {"loss": pseudo_label_loss(view, targets)})
-    metrics = {"meta/loss": total["loss"] / divisor, "meta/coverage": sizes[0] / sizes[1]}
-    metrics |= {name: total[name] / sizes[0] for name in means}
-    if total["known"]:
-        metrics["meta/clean_accuracy"] = total["clean"] / total["known"]
+    sums = sums_over_ranks(means | counts | {"loss": pseudo_label_loss(view, targets)})
+    metrics = {"meta/loss": sums["loss"] / divisor, "meta/coverage": retained / total}
+    metrics |= {name: sums[name] / retained for name in means}
+    if sums["known"]:
+        metrics["meta/clean_accuracy"] = sums["clean"] / sums["known"]
     return metrics
 
 

@@ -282,10 +282,15 @@ class PreferenceModule(TrainedOnly):
         learns = self.weighting.every is not None and update % self.weighting.every == 0
         meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
         keep = meta is not None and self.weighting.keep_gradients
-        pairs = StepPairs(self.policy, self.objective, train, self.micro_batch, keep)
         assert self.learning_rate is not None  # since ``setup``
-        # Lines 2 to 12: Theta, if due, and the gradient for omega.
-        inner, values = policy_gradient(pairs, self.weighting, meta, lr, self.learning_rate)
+        # Lines 2 to 12: Theta, if due, and the gradient for omega. Kept gradients end with the call.
+        inner, values = policy_gradient(
+            StepPairs(self.policy, self.objective, train, self.micro_batch, keep),
+            self.weighting,
+            meta,
+            lr,
+            self.learning_rate,
+        )
         self.outer_values = values or self.outer_values
         norm = get_total_norm(inner.gradient.values())
         self._observe(train, inner, norm)

@@ -60,6 +60,7 @@ def add_lora(
             if not any(name.endswith(f".{one}") for name in names):
                 fix = _other_targets(model, listed) if key == "target_modules" else "leave it out"
                 raise UserError(f"{key} names {one}, but {kind} has no such module; {fix}.")
+    asked = options.keys() - {"r", "target_modules"}
     others = _without_adapters(model)
     if others and options["target_modules"] != DUMMY_TARGET_MODULES:
         rank_zero_info(f"{kind} gets no adapter in {', '.join(others)}.")
@@ -70,7 +71,7 @@ def add_lora(
         # By the CPU's generator: Lightning makes models on the GPU, whose own ZeRO-3 has used by then.
         with torch.device("cpu"), warnings.catch_warnings():
             # PEFT only warns of an option without effect.
-            for key in options.keys() - {"r", "target_modules"}:
+            for key in asked:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             config = LoraConfig(**options)
             config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())

@@ -1,9 +1,10 @@
 """The policy's LoRA layer: PEFT's, with a forward pass of its own that the method works through.
 
 What a step needs of a layer are fields of it, which ``layers_with`` sets for a while: no adapter for the
-reference (``enabled``), other weights for the virtual step and the central difference (``shift``), gradients
-of single pairs (``per_pair``), products in half precision (``compute_dtype``). One autograd node does all of
-them, for all layers of one input (q, k, v; gate, up; ``share_inputs``), and no parameter is written.
+reference (PEFT's ``_disable_adapters``, read as ``enabled``), other weights for the virtual step and the
+central difference (``shift``), gradients of single pairs (``per_pair``), products in half precision
+(``compute_dtype``). One autograd node does all of them, for all layers of one input (q, k, v; gate, up;
+``share_inputs``), and no parameter is written.
 
 PEFT casts each layer's input to the adapter's fp32, and adds an fp32 output to the base's. On a GPU this
 memory traffic may take longer than the base's own product. With a ``compute_dtype``, A and B are cast down
@@ -83,8 +84,12 @@ class PolicyLora(nn.Module):
 
     @property
     def enabled(self) -> bool:
-        """False for the reference: the base alone. It is PEFT's own switch, the other way round."""
+        """False for the reference: the base alone."""
         return not self._disable_adapters
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Switch the adapter on or off; PEFT's also changes which parameters are trained."""
+        self._disable_adapters = not enabled
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return (k, in) and (out, k), whose product is (B + dB)(A + dA)."""
@@ -221,7 +226,7 @@ class PerPair:
 
         A linear's weight gradient is such a sum (arXiv 1510.01799), and LoRA's are small.
         """
-        sums = product(self.rows.by_pair(left).transpose(1, 2), self.rows.by_pair(right))
+        sums = product(self.rows.unpacked(left).transpose(1, 2), self.rows.unpacked(right))
         pairs = self.rows.pairs
         return sums if len(sums) == pairs else sums.unflatten(0, (-1, pairs)).sum(0)
 

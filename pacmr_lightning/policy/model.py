@@ -189,8 +189,8 @@ class PolicyModel(nn.Module):
                 layer.compute_dtype = BF16
             if len(self._own_layers) < len(self._lora_layers):
                 rank_zero_info(
-                    "LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype base is for "
-                    "linear layers."
+                    "LoRA on experts' parameters computes in float32; lora_compute_dtype base is for linear "
+                    "layers."
                 )
         if (plain := plain_model(self.name)) != self.name:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
@@ -280,9 +280,14 @@ class PolicyModel(nn.Module):
         # _foreach_ saves hundreds of kernel launches.
         torch._foreach_add_(list(total.values()), gradients)
 
-    def forgets_outputs(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def forgets_outputs(self) -> Iterator[None]:
         """Forget outputs that layers have computed for others, in case that a pass inside ends early."""
-        return layers_with("waiting", dict.fromkeys(self._own_layers, (None, None)))
+        try:
+            yield
+        finally:
+            for layer in self._own_layers:
+                layer.waiting = None, None
 
     def shifted(self, direction: Direction, scale: float) -> AbstractContextManager[None]:
         """Run at omega + scale D inside, as in the virtual step; the parameters are not written.

@@ -71,7 +71,7 @@ class Rows:
         sums = values.new_zeros(2 * self.pairs).index_add(0, self.owner, values).to(tokens.dtype)
         return LogProbs(sums[: self.pairs], sums[self.pairs :])
 
-    def by_pair(self, tokens: Tensor) -> Tensor:
+    def unpacked(self, tokens: Tensor) -> Tensor:
         """Return (RT, n) values of all tokens as (R, T, n); those of packed rows as zero-padded (N, L, n)."""
         tokens = tokens.unflatten(0, self.token_pair.shape)
         if len(tokens) % self.pairs == 0:

@@ -7,7 +7,7 @@ datamodule's meta-batch. Plain DPO is line 12 alone, with weights of 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -91,7 +91,9 @@ def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradien
         if objective.grouped:  # weighs pairs itself
             factors = objective.group_weights(losses[-1]) if groups is None else next(groups)
         if weighting.soft_labels:  # g_i l_i + (1 - g_i) l'_i, where l' is the loss under the other label
-            part.losses = torch.cat([part.losses, objective(part.rewards.exchanged())])
+            assert not part.each, "a weighting that learns has no soft labels"
+            swapped = objective(part.rewards.exchanged())
+            part = replace(part, losses=torch.cat([part.losses, swapped]))
             factors = torch.cat([factors, (1 - g) / total])
         pairs.add_gradient(gradient, part, factors)  # line 5: 1/N sum_i g_i grad l_i(omega)
     sum_over_ranks(gradient.values())

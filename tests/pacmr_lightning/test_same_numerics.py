@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lightning.pytorch import Callback
 
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.meta_gradient import GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
@@ -121,8 +123,11 @@ TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol
     ],
     ids=["alpha", "without alpha, pairs run again", "fixed", "DPO", "float32"],
 )
-def test_algorithm_1_by_hand(options, keep, dtype, tiny_tokenizer_folder, make_policy, tmp_path):
-    """With a warm-up from 0 and a cosine: u of every update, every parameter of policy and VNet."""
+def test_algorithm_1_by_hand(options, keep, dtype, tiny_tokenizer_folder, make_policy, tmp_path, monkeypatch):
+    """With a warm-up from 0 and a cosine: u of every update, every parameter of policy and VNet.
+
+    When AdamW steps, the pairs' own gradients are freed.
+    """
     policy = make_policy(changes={"vocab_size": 300}, moved=False, double=dtype == torch.float64)
     set_random({name: p for name, p in policy.named_parameters() if "norm" not in name})
     weighting, learned = Unweighted(), [*policy.adapter().values()]
@@ -139,8 +144,12 @@ def test_algorithm_1_by_hand(options, keep, dtype, tiny_tokenizer_folder, make_p
     data = PreferenceDataModule(EmbeddedWorld(256, 8), tiny_tokenizer_folder, **sizes)
     steps, watch = [], Callback()
     watch.on_train_batch_end = lambda _, module, outputs, batch, i: steps.append((batch, outputs["record"].u))
+    alive, held, init = WeakSet(), [], StepPairs.__post_init__
+    monkeypatch.setattr(StepPairs, "__post_init__", lambda pairs: alive.add(pairs) or init(pairs))
+    watch.on_before_optimizer_step = lambda *_: held.append(len(alive))
     trainer = quiet_trainer(tmp_path, [watch], max_steps=UPDATES, max_epochs=-1, limit_val_batches=0)
     trainer.fit(module, data)
+    assert held == [0] * UPDATES
     batches, u = zip(*steps, strict=True)
     # Written down once: a seed means the same pairs on every machine and in every version.
     firsts = 208, 72, 160, 248, 41, 227, 128, 219, 232, 0, 124, 226

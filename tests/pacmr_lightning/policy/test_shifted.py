@@ -66,7 +66,7 @@ def test_lora_on_experts_is_refused_by_name(save_model, make_batch, monkeypatch)
     policy = PolicyModel(mixtral, rank=2, dtype="bfloat16")
     monkeypatch.setattr(model, "rank_zero_info", (said := []).append)
     policy.build()
-    assert said[0].startswith("LoRA layers of the kind ParamWrapper compute in float32; lora_compute_dtype")
+    assert said[0].startswith("LoRA on experts' parameters computes in float32; lora_compute_dtype")
     assert torch.isfinite(policy.log_probs(make_batch(1)).chosen).all()
     with pytest.raises(UserError, match=r"layers\.0\.mlp\S* .*\[k_proj, o_proj, q_proj, v_proj\]"):
         policy.shifted(random_direction(policy), 1.0).__enter__()
