@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import json
@@ -93,8 +92,10 @@ def only_one(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
+            import fcntl
+
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock's would stay with forked loaders
-        except OSError as error:  # also on file systems without locks
+        except (ImportError, OSError) as error:  # Windows and some file systems have no such locks
             if isinstance(error, (BlockingIOError, PermissionError)):
                 raise UserError(f"Another run works in {folder}; wait, or use another folder.") from None
         yield
