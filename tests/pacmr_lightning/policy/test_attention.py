@@ -1,4 +1,4 @@
-"""FlashAttention and packed pairs against SDPA, the choice between attentions, and what is refused.
+"""FlashAttention and packed pairs against SDPA, and the choice between attentions.
 
 Kernels for GPUs are stood in for by SDPA on one sequence at a time: FlashAttention's behind transformers' own
 code for it, and that of torch's ``varlen_attn`` for packed pairs, of which test_logprobs.py has the values.
@@ -11,7 +11,6 @@ from transformers import Gemma2Config, MixtralConfig
 from transformers import modeling_flash_attention_utils as module
 
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel, packed_attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_of, attention_plans, use_attention
 from pacmr_lightning.policy.packed_attention import VARLEN
@@ -128,21 +127,6 @@ def test_what_is_tried_on_a_gpu(name, options, expected, make_policy):
     assert attention_plans(*asked, GPU) == expected
     others = [plan for plan in expected if plan != PACKED]
     assert attention_plans(*asked, torch.device("cpu")) == others
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "base is float32; set dtype to bfloat16"),
-        ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
-        ({"attn_implementation": "flex_attention"}, "is flex_attention, but it must be one of auto, eager"),
-        ({"attn_implementation": VARLEN}, "is varlen, but it must be one of auto, eager"),
-        ({"dtype": "bfloat16", "layout": "shared"}, "does not take the mask of the layout shared"),
-    ],
-)
-def test_wrong_choices(options, message):
-    with pytest.raises(UserError, match=message):
-        PolicyModel("unused", **{"attn_implementation": "flash_attention_2", **options})
 
 
 def test_no_pass_takes_cudnn(make_policy, make_batch):

@@ -1,4 +1,4 @@
-"""LoRA's initial weights, and options: what does nothing is refused, with what to type instead."""
+"""LoRA's initial weights, and a policy's options: what does nothing is refused, with what to type instead."""
 
 import pytest
 import torch
@@ -11,40 +11,33 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.lora import add_lora
+from pacmr_lightning.policy.packed_attention import VARLEN
+
+FLASH = {"attn_implementation": "flash_attention_2"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_alpha": 8}, "set the option alpha instead"),
-        ({"target_modules": ["q_proj"]}, "set the option target_modules, beside lora_options"),
-        ({"lora_dropout": 0.1}, "'lora_dropout', .* dropout is always off"),
-        ({"use_dora": True}, r"'use_dora', but it takes alpha_pattern, .*, use_rslora; remove it\.$"),
-        ({"modules_to_save": ["lm_head"]}, "'modules_to_save', .* remove it"),
-        ({"rank": 4}, "'rank', .* remove it"),
+        ({"lora_options": {"lora_alpha": 8}}, "set the option alpha instead"),
+        ({"lora_options": {"target_modules": ["q"]}}, "set the option target_modules, beside lora_options"),
+        ({"lora_options": {"lora_dropout": 0.1}}, "'lora_dropout', .* dropout is always off"),
+        ({"lora_options": {"use_dora": True}}, r"but it takes alpha_pattern, .*, use_rslora; remove it\.$"),
+        ({"lora_options": {"modules_to_save": ["lm_head"]}}, "'modules_to_save', .* remove it"),
+        ({"lora_options": {"rank": 4}}, "'rank', .* remove it"),
+        (FLASH, "base is float32; set dtype to bfloat16"),
+        (FLASH | {"dtype": "bfloat16", "layout": "shared"}, "does not take the mask of the layout shared"),
+        ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
+        ({"attn_implementation": "flex_attention"}, "is flex_attention, but it must be one of auto, eager"),
+        ({"attn_implementation": VARLEN}, "is varlen, but it must be one of auto, eager"),
     ],
 )
 def test_options_that_it_does_not_take(options, message):
     with pytest.raises(UserError, match=message):
-        PolicyModel("anything", lora_options=options)
+        PolicyModel("anything", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
-        ({"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope, .*; leave it out"),
-        ({"layers_to_transform": [0]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
-        ({"init_lora_weights": "eva"}, "init_lora_weights eva, which needs data"),
-        ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
-        ({"init_lora_weights": False}, "does not start as the identity"),
-    ],
-)
-def test_options_without_effect(options, message, save_model):
-    with pytest.raises(UserError, match=message):
-        PolicyModel(save_model("llama"), lora_options=options).build()
-
-
+ALL = "all-linear"
 LACKS = (
     r"^target_modules .*(LlamaForCausalLM has no such module|not found in the base model).*"
     r"\[down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj\]"
@@ -66,9 +59,15 @@ LACKS = (
         ),
         (["embed_tokens"], None, "embed_tokens, where PEFT's layer is of the kind Embedding, but"),
         (["q_proj"], {"layers_to_transform": [0, 9]}, "layer 9 in layers_to_transform, which adapts nothing"),
+        (ALL, {"layers_to_transform": [0]}, "`layers_to_transform` cannot .* when `target_modules` is a str"),
+        (ALL, {"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
+        (ALL, {"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope, .*; leave it out"),
+        (ALL, {"init_lora_weights": "eva"}, "init_lora_weights eva, which needs data"),
+        (ALL, {"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
+        (ALL, {"init_lora_weights": False}, "does not start as the identity"),
     ],
 )
-def test_target_modules_that_the_model_lacks(modules, options, message, save_model):
+def test_what_the_model_lacks_or_is_without_effect(modules, options, message, save_model):
     with pytest.raises(UserError, match=message):
         PolicyModel(save_model("llama"), target_modules=modules, lora_options=options).build()
 
