@@ -324,19 +324,18 @@ def test_real_rows(shared_data, tmp_path):
     assert len(pairs.prompts) > 50
 
 
-def test_a_folder_named_like_a_loader_of_datasets(tmp_path, monkeypatch):
+def test_a_folder_named_like_a_loader_of_datasets(inside):
     """Only its own files are read, those of another split's columns and below a link too."""
-    monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "p", "chosen": f"c{i}", "rejected": "r"} for i in range(3)]
     for name, count in (("csv", 3), ("others", 2)):
-        write_csv(tmp_path / name, rows[:count])
+        write_csv(inside / name, rows[:count])
     pd.DataFrame(rows).assign(category="x").to_csv("csv/validation.csv", index=False)
     source = HubPreferences("csv", validation_split="validation")
     assert [len(source.load(split)) for split in ("train", "validation")] == [3, 3]
     Path("linked").mkdir()
-    Path("linked/data").symlink_to(tmp_path / "others")
+    Path("linked/data").symlink_to(inside / "others")
     before = content_digest("linked")
-    write_csv(tmp_path / "others", rows)
+    write_csv(inside / "others", rows)
     assert content_digest("linked") != before
 
 

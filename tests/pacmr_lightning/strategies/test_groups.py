@@ -23,9 +23,8 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture
-def fit(base, tmp_path, monkeypatch):
+def fit(base, inside, monkeypatch):
     """Arguments of the quickstart's PACMR-DPO, with all its callbacks, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     sizes = """--data.source.pairs 321 --data.source.validation_pairs 33 --model.weighting.outer.tau 0.5

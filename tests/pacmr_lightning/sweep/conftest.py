@@ -41,8 +41,7 @@ def world(tmp_path_factory, tiny_llama) -> Path:
 
 
 @pytest.fixture
-def write_sweep(world, tmp_path, monkeypatch) -> Callable[..., str]:
-    monkeypatch.chdir(tmp_path)
+def write_sweep(world, inside) -> Callable[..., str]:
     return partial(write, world)
 
 

@@ -168,8 +168,7 @@ def test_bad_files(text, message, write_sweep, capsys):
         ("like: sweep.yaml", "sweep.yaml is like itself (sweep.yaml - sweep.yaml)"),
     ],
 )
-def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_sweep(text, message, inside, capsys):
     Path("sweep.yaml").write_text(text)
     assert message in fails(capsys, ["sweep", "sweep.yaml", "--dry_run"])
     assert "cannot be read" in fails(capsys, ["sweep", "nowhere.yaml"])
@@ -182,8 +181,7 @@ def test_no_sweep(text, message, tmp_path, capsys, monkeypatch):
     [pytest.param(name, marks=[pytest.mark.slow] * ("hh" in name or "4gpu" in name)) for name in SIZES],
     ids=str,
 )
-def test_shipped_sweeps(name, whole, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_shipped_sweeps(name, whole, inside, capsys):
     file = ROOT / ("examples" if name.startswith("sentiment") else "configs/sweeps") / f"{name}.yaml"
     sweep = read_sweep(str(file))
     found = check_dry_run(file, lambda words: cli.main(["sweep", *words]), whole, capsys)
