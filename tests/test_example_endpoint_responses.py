@@ -10,7 +10,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
 from .conftest import read_lines as rows_of
-from .pacmr_lightning.evaluation.faulty_server import SECRET
+from .pacmr_lightning.evaluation.faulty_server import SECRET, message
 
 
 def reply(messages):
@@ -55,7 +55,8 @@ def test_each_kind_of_prompt(server, endpoint, write_rows, tmp_path, capsys):
 def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
     rows = [{"id": i, "prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(5)]
     path, output = write_rows(rows), tmp_path / "out.jsonl"
-    server.script = [None, "cut short", "no reason", "content filter", (400, {"message": "too long"})]
+    odd = [message("half an", "length"), message("whole", None), message(None, "content_filter")]
+    server.script = [None, *odd, (400, {"message": "too long"})]
     endpoint_responses(Files(path, path), str(output), endpoint(max_tokens=11))
     assert [(row["id"], row["response"], row["finish_reason"]) for row in rows_of(output)] == [
         ("0", " You said: p 0", "stop"),
@@ -69,7 +70,7 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
     assert len(server.requests) == 7 and [row["id"] for row in rows_of(output)] == list("01234")
     # The stored reason is kept.
     assert [row["finish_reason"] for row in rows_of(output)] == ["stop", "length", "stop", "stop", "stop"]
-    server.always, none = "content filter", tmp_path / "none.jsonl"
+    server.always, none = odd[-1], tmp_path / "none.jsonl"
     for n, sentence in (
         (5, r"failed 3 requests in a row .*content_filter"),
         (0, "n is 0, but it must be at least 1, or null for all prompts"),

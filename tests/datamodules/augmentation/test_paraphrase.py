@@ -13,6 +13,8 @@ from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
+from ...pacmr_lightning.evaluation.faulty_server import message
+
 main = partial(run_tool, "augment", augment)
 
 SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
@@ -36,7 +38,7 @@ def paraphrase(server):
 def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
     loop = "the sea " * 6
     pieces = ["the sea was cut", "the sea in two lines", "the calm", f"{loop}calm", "a loop"]
-    server.script = ["cut short"]
+    server.script = [message("half an", "length")]
     found = paraphrase.rewrite([pieces], tmp_path / "answers.sqlite")
     texts = [found[piece].text for piece in pieces]
     assert texts == [*pieces[:2], "the still", "the ocean " * 6 + "still", "a loop"]
@@ -86,7 +88,7 @@ def test_the_tool(server, write_rows, tmp_path):
 
 def test_nothing_worded_differently_is_an_error(server, paraphrase, write_rows, tmp_path):
     train = write_rows([{"prompt": "the river was cut", "chosen": " a", "rejected": " b"}])
-    for why, server.script in ((CUT, ["cut short"]), ("came back unchanged", [])):
+    for why, server.script in ((CUT, [message("half an", "length")]), ("came back unchanged", [])):
         with pytest.raises(UserError, match=rf"paraphrase changed none of 1 pieces \(mostly: {why}\)"):
             augment(Files(train), str(tmp_path / f"{why}.parquet"), paraphrase)
     assert not [*tmp_path.glob("*.parquet")]

@@ -14,7 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import GoldJudge
 
 from ...conftest import write_lines
-from ..evaluation.faulty_server import prefer_position_a
+from ..evaluation.faulty_server import message, prefer_position_a
 from .conftest import refused
 from .test_audit_model import by_one_word
 
@@ -41,7 +41,7 @@ def words(finished, server, inside):
 
 
 def test_votes_through_the_command(words, server, capsys):
-    server.script = ["length"]  # asked again, and billed
+    server.script = [message("", "length")]  # asked again, and billed
     cli.main([*words, "--scorer", "judge", "--prompt_price", "2000", "--completion_price", "10000"])
     told = capsys.readouterr()
     out, err = (" ".join(text.split()) for text in told)

@@ -17,7 +17,7 @@ from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
 from ...conftest import ended, read_lines
-from ..evaluation.faulty_server import prefer_longer
+from ..evaluation.faulty_server import message, prefer_longer
 
 reply = prefer_longer
 
@@ -85,7 +85,8 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
 
 
 def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, capsys):
-    server.script = [None, 500, None, "cut short", None, "refusal"]
+    refused = message(None, refusal="I will not judge this.")
+    server.script = [None, 500, None, message("half an", "length"), None, refused]
     judge = EndpointJudge("tldr", base_url=server.url, retries=0, concurrency=1)
     judge_files(*files, judge, str(tmp_path / "out"))
     summary, verdicts = read(tmp_path / "out")
@@ -118,7 +119,8 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     options += ["--prompt_price=10", "--completion_price=100"]
     output = f"--output={tmp_path / 'out'}"
     # One answer at the second request, one question without an answer, and one server error, which is free.
-    server.script = ["length", None, "reasoning alone", "broken off", 500, None, "no usage"]
+    thought, broken = message(None, reasoning_content="Hm, Preferred: A"), message("half an", "error")
+    server.script = [message("", "length"), None, thought, broken, 500, None, {"usage": None}]
     cli.main(["judge", *files, *options, output])
     summary, verdicts = read(tmp_path / "out")
     assert {"max_tokens", "messages", "model"} == set(server.requests[0])
@@ -136,7 +138,7 @@ def test_every_billed_token_counts(files, server, tmp_path, capsys):
     assert tokens in said and f"cost: {cost:.2f}" in said
     assert "not in these tokens: 1 requests without a count, which the server may bill" in said
 
-    server.script = ["empty"]
+    server.script = [message(" \n")]
     cli.main(["judge", *files, *options, output])
     again, verdicts = read(tmp_path / "out")
     assert again["tokens"]["now"] == {"prompt": 200, "completion": 20} and again["unanswered"] == 0

@@ -36,14 +36,18 @@ def prefer_position_a(messages):
     return f"Comparison: the first one is first.\n{word}: A"
 
 
+def message(content, reason="stop", error=None, **fields):
+    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason, "error": error}]}
+
+
 class FaultyServer(LocalServer):
     """Serves chat completions until the block ends.
 
     Attributes:
         replies: rules of models that answer in another way than ``reply``.
         script: what happens to the next requests, first come first: a fault of ``Handler``, an HTTP status, a
-            pair of a status and the error's fields, the body of a 200 (fields on top of a good answer's, or a
-            list), or None for a good answer. After it, all are good.
+            pair of a status and the error's fields, the body of a 200 (fields on top of a good answer's, as
+            of ``message``, or a list), or None for a good answer. After it, all are good.
         always: what happens to every request after the script instead of a good answer.
         together: requests that must have been under way at a time before any good answer.
         requests: the JSON bodies of all requests.
@@ -110,22 +114,11 @@ class Handler(LocalHandler):
         # Of every answer, also of those thrown away.
         good["usage"] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
-        def choice(content, reason="stop", **message):
-            message = {"role": "assistant", "content": content, **message}
-            return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+        def choice(content):
+            message = {"role": "assistant", "content": content}
+            return good | {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
         whole, never = choice("whole"), json.dumps(choice("never seen"))
-        bodies = {
-            "empty": choice(" \n"),
-            "cut short": choice("half an", "length"),
-            "no reason": choice("whole", None),
-            "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
-            "length": choice("", "length"),
-            "reasoning alone": choice(None, reasoning_content="Hm, Preferred: A"),
-            "content filter": choice(None, "content_filter"),
-            "broken off": choice("half an", "error"),
-            "refusal": choice(None, refusal="I will not judge this."),
-        }
         if fault is None:
             chat.gather()
             reply = chat.replies.get(body["model"], chat.reply)
@@ -149,8 +142,6 @@ class Handler(LocalHandler):
             self.cut()
         elif fault == "html":
             self.send_text(200, "<html>Welcome to the proxy</html>", "text/html", QUICK)
-        else:
-            self.send(200, bodies[fault], QUICK)
 
     def send(self, status, body, headers=None):
         self.send_text(status, json.dumps(body), "application/json", headers)

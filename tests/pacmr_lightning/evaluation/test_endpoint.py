@@ -14,7 +14,7 @@ from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.chat_completion import Tokens, without_thoughts
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-from .faulty_server import SECRET
+from .faulty_server import SECRET, message
 
 HANG = 2
 """Seconds after which a client gives up; good answers of the same server must be there before."""
@@ -61,7 +61,7 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
         assert not is_stored(other.ask(said(1), store)[0]) and len(server.requests) == before + 1
 
 
-@pytest.mark.parametrize("fault", [500, 429, "html", "empty", "cut", "truncated body", "hang"])
+@pytest.mark.parametrize("fault", [500, 429, "html", message(" \n"), "cut", "truncated body", "hang"])
 def test_faults_are_retried(fault, server, store):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
@@ -95,7 +95,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
     too_long = (400, {"message": "'max_tokens' is too large: the maximum context length is 512 tokens"})
     flagged = (403, {"message": "your input was flagged"})
     server.script = [None]
-    for fault in (too_long, flagged, "content filter", "empty", "html"):
+    for fault in (too_long, flagged, message(None, "content_filter"), message(" \n"), "html"):
         server.always = fault
         answers = endpoint.ask(said(10), store)
         # Of two that are asked at once, either may come first; what has been answered stays so.
@@ -114,7 +114,7 @@ def test_faults_of_single_conversations_never_stop(server, store):
 def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeypatch):
     monkeypatch.setenv("MY_KEY", SECRET)
     endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=2, retries=1)
-    server.script = ["empty", None, *[None] * 5]
+    server.script = [message(" \n"), None, *[None] * 5]
     server.always = fault
     told = rf"{server.url} .* refuses all requests \(.*{reason}.*variable MY_KEY.*base_url"
     with pytest.raises(UserError, match=told):
@@ -125,10 +125,6 @@ def test_what_no_retry_mends_stops_at_once(fault, reason, server, store, monkeyp
     assert sum(map(is_stored, answers)) == 6
     # The stopped call has kept its bill, of the answer that was thrown away too.
     assert fault != 404 or sum(a.billed.prompt for a in answers) == 5100
-
-
-def message(content, reason="stop", error=None, **fields):
-    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": reason, "error": error}]}
 
 
 NO_CHOICE = {"choices": None, "usage": None}
