@@ -286,9 +286,7 @@ def test_parts_and_odd_characters_of_a_text():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("tools", "[{", "list of JSON schemas"),
-        ("tools", {"name": "tide"}, "list of JSON schemas"),
-        ("tools", 3, "list of JSON schemas"),
+        *(("tools", value, "list of JSON schemas") for value in ("[{", {"name": "tide"}, 3)),
         ("chat_template_kwargs", [1], "an object with arguments of the chat template"),
         ("chat_template_kwargs", "no", "an object with arguments of the chat template"),
         ("chat_template_kwargs", {"tokenize": True}, "without add_generation_prompt, .*tokenize"),

@@ -106,10 +106,15 @@ def test_second_process_reads_the_cache_and_trains_the_same_tokenizer(
     assert len(run(99)) == 3
 
 
-def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
+def test_tokenizers_that_lack_something(tmp_path, tokenizer):
+    """Without padding it is EOS; others cannot be loaded."""
     with pytest.raises(UserError, match=r"tokenizer is .*, which AutoTokenizer cannot load") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "no-pad")
+    loaded = load_tokenizer(str(tmp_path / "no-pad"))
+    assert loaded.pad_token_id == loaded.eos_token_id
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path / "no-eos")
     with pytest.raises(UserError, match="has no EOS"):
@@ -143,13 +148,6 @@ def test_whose_tokenizer_an_adapter_has(own, base, expected, said, tokenizer, tm
         assert ("own" in found.get_vocab()) == (own != "no tokenizer")
         assert said in caplog.text and str(tmp_path / "base") in caplog.text
         caplog.clear()
-
-
-def test_padding_falls_back_to_eos(tmp_path, tokenizer):
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path / "no-pad")
-    loaded = load_tokenizer(str(tmp_path / "no-pad"))
-    assert loaded.pad_token_id == loaded.eos_token_id
 
 
 TEXTS = [text for row in World().sft_rows(500, 0) for text in row.values()]

@@ -11,7 +11,8 @@ import time
 
 import psutil
 import pytest
-import torch
+
+from ..callbacks.test_checkpoint import step_of
 
 
 def wait_for(process, condition):
@@ -84,10 +85,6 @@ def test_twenty_kills(runs, strategy):
     killed(runs, run, strategy, kills=20, seed=2)
     runs.resume(run, strategy)
     runs.assert_as_straight(run, strategy)
-
-
-def step_of(path):
-    return torch.load(path, weights_only=True)["global_step"]
 
 
 def stop_and_resume(runs, run, strategy, number, status, *options, everybody=False, after=8):

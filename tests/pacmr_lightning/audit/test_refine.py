@@ -213,16 +213,13 @@ def test_an_audit_that_does_not_fit(change, words, message, refined, learned, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_other_files_is_left_alone(first, tmp_path, capsys):
-    """A second pass clears its folder of what a killed fit has left, so it may not be somebody's."""
+def test_a_folder_with_other_files_and_a_run_without_summary_are_left_alone(first, tmp_path, capsys):
+    """Before the audit; a second pass clears its folder of what a killed fit left, so not others'."""
     (tmp_path / "mine" / "thesis").mkdir(parents=True)
     (tmp_path / "mine" / "notes.txt").write_text("of years")
     said = refused(capsys, "refine", first, "--output", tmp_path / "mine")
     assert "mine holds notes.txt, which is no part of a second pass" in said
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["notes.txt", "thesis"]
-
-
-def test_a_run_without_summary_is_told_of_before_the_audit(first, capsys):
     (first / "summary.json").unlink()
     assert "summary" in refused(capsys, "refine", first)
     assert not first.with_name("first-refined").exists()

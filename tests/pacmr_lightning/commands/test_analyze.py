@@ -190,7 +190,7 @@ def test_bad_runs(run, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoints_that_do_not_fit(run, capsys):
+def test_checkpoints_that_do_not_fit_or_have_diverged(run, capsys):
     config, checkpoint = (run / "config.yaml").read_text(), (run / LAST).read_bytes()
     policy = yaml.safe_load(config)["model"]["init_args"]["policy"]
     for change, message in (
@@ -207,6 +207,12 @@ def test_checkpoints_that_do_not_fit(run, capsys):
         assert "unusable: it is damaged" in refused([str(run)], capsys)
     torch.save({"weights": torch.zeros(1)}, run / LAST)
     assert "does not fit" in refused([str(run)], capsys)
+    (run / LAST).write_bytes(checkpoint)
+    diverged = torch.load(run / LAST, weights_only=True)
+    for value in diverged["state_dict"].values():
+        value.fill_(torch.nan)
+    torch.save(diverged, run / LAST)
+    assert "is not finite, so the policy has diverged" in refused([str(run)], capsys)
 
 
 def test_no_augmented_prompt(run, capsys, tmp_path):
@@ -223,12 +229,3 @@ def test_no_augmented_prompt(run, capsys, tmp_path):
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "None of the 8 train pairs has an augmented prompt" in message
     assert not (tmp_path / "out").exists()
-
-
-def test_a_diverged_policy(run, capsys):
-    path = run / LAST
-    checkpoint = torch.load(path, weights_only=True)
-    for value in checkpoint["state_dict"].values():
-        value.fill_(torch.nan)
-    torch.save(checkpoint, path)
-    assert "is not finite, so the policy has diverged" in refused([str(run)], capsys)

@@ -1,7 +1,6 @@
 """Supervised fine-tuning with real trainers, tokenizers and (tiny) models."""
 
 import math
-import os
 import re
 import signal
 from pathlib import Path
@@ -279,13 +278,11 @@ def test_every_token_counts_the_same(rows, others, base, tmp_path):
 
 
 def test_a_signal_waits_for_the_update(base, tmp_path):
-    class Signal(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if batch_idx == 2:  # the second of the second update's two batches comes next
-                os.kill(os.getpid(), signal.SIGTERM)
-
+    stop = Callback()
+    # The second of the second update's two batches comes next.
+    stop.on_train_batch_end = lambda *given: given[-1] == 2 and signal.raise_signal(signal.SIGTERM)
     checkpoints = RunCheckpoint(tmp_path / "checkpoints", every_n_train_steps=100, save_last=True)
-    options = {"callbacks": [Signal(), checkpoints], "accumulate_grad_batches": 2}
+    options = {"callbacks": [stop, checkpoints], "accumulate_grad_batches": 2}
     with pytest.raises(SystemExit):
         fit(tmp_path / "run", SFTModule(model=base), make_data(tokenizer=base), **options)
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2

@@ -22,6 +22,7 @@ from .test_runner import record, same, sweep, wait_for
 
 SECOND = {"config": "dpo", "after": "dpo", "options": {"model.learning_rate": 1e-4}}
 SUBMIT = ("--launcher", "slurm")
+MADE = {"output": "nowhere", "command": "compare nothing"}
 
 
 @pytest.fixture
@@ -146,13 +147,6 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     assert "dpo-noise20-seed1 is submitted as job 7 (SLURM does not answer here)" in said.out
 
 
-def test_preparations_come_first(write_sweep, commands, capsys):
-    made = {"output": "nowhere", "command": "compare nothing"}
-    assert sweep(write_sweep(methods={"dpo": None}, prepare=[made]), *SUBMIT) == 2
-    assert "nowhere is missing, which the cells need; make it in a job of its own" in capsys.readouterr().err
-    assert not (commands / "sbatch.words").exists()
-
-
 def test_what_a_job_runs(write_sweep, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep())
@@ -168,17 +162,19 @@ def test_what_a_job_runs(write_sweep, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("made", "options", "why"),
     [
-        (["--slurm.time", "2:00:00"], "--slurm options have no effect without --launcher slurm"),
-        ([*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30, but it must be at least 0:01:00"),
-        ([*SUBMIT, "--slurm.sbatch", '{"partition": "x"}'], "no jobs here: sbatch: error: no partition x"),
+        ([], ["--slurm.time", "2:00:00"], "--slurm options have no effect without --launcher slurm"),
+        ([], [*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30, but it must be at least 0:01"),
+        ([], [*SUBMIT, "--slurm.sbatch", '{"partition": "x"}'], "jobs here: sbatch: error: no partition x"),
+        ([MADE], SUBMIT, "nowhere is missing, which the cells need; make it in a job of its own"),
     ],
 )
-def test_what_is_refused(write_sweep, commands, capsys, options, why):
+def test_what_is_refused(write_sweep, commands, capsys, made, options, why):
     say(commands, "sbatch", "sbatch: error: no partition x", status=1, to=">&2")
-    assert sweep(write_sweep(methods={"dpo": None}), *options) == 2
+    assert sweep(write_sweep(methods={"dpo": None}, prepare=made), *options) == 2
     assert why in capsys.readouterr().err and not any(Path("out").glob("*/cell.json"))
+    assert (commands / "sbatch.words").exists() == ("sbatch" in why)
 
 
 def test_what_is_missing(write_sweep, monkeypatch):
