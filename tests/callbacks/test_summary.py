@@ -3,10 +3,12 @@ from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
 from pacmr_lightning.commands.compare import compare
+from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
 
@@ -55,6 +57,13 @@ def test_the_numbers_of_a_run(tmp_path, monkeypatch):
     known = {"window_pairs": 16, "val_margin": None, "weight_mean_flipped": 1.0, "weight_gap": 0.0}
     known |= {"flip_auroc": None, "flip_auroc_u": 1.0}
     assert known == {name: found[name] for name in known}
+
+
+def test_no_more_visits_are_held_than_the_window_needs():
+    visits = RunSummary(window=20)
+    for step in range(9):
+        visits.add(step, PairRecord([], *[torch.zeros(6)] * 6))
+    assert visits.of_this_rank()[:, 0].tolist() == [step for step in (5, 6, 7, 8) for _ in range(6)]
 
 
 def test_null_where_nothing_is_known(tmp_path, monkeypatch, caplog):

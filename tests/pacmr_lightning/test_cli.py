@@ -105,6 +105,7 @@ def test_processes_that_torchrun_has_started(options, message, base, capsys, mon
     ("text", "message"),
     [
         ("\nnot JSON\n", "line 2 is not JSON (Expecting value at column 1); write one object a line."),
+        ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
         ('{"prompt": "a", "chosen": "b", "chosen": "x", "rejected": "c"}\n', "has the key 'chosen' twice"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),
         ("", "bad.jsonl is empty; it must hold at least one row"),
