@@ -112,7 +112,8 @@ class GenerationWriter(BasePredictionWriter):
             return
         rows = [by_place[place] for place in sorted(by_place)]
         there = self._path.read_bytes().splitlines() if self._path.exists() else []
-        if trainer.limit_predict_batches != 1.0 and len(rows) < len(there):
+        limited = trainer.limit_predict_batches
+        if (isinstance(limited, int) or limited < 1) and len(rows) < len(there):  # 1 is a batch, 1.0 all
             raise UserError(
                 f"trainer.limit_predict_batches would leave {len(rows)} of {len(there)} responses in "
                 f"{self._path}; leave it out, or name another file with --generation.output."

@@ -90,13 +90,13 @@ class RunCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best states; in a run's folder that was moved they are found by their names."""
-        moved = {
-            path: str(Path(self.dirpath or "") / Path(path).name) for path in state_dict["best_k_models"]
-        }
+        best = state_dict["best_k_models"]
+        paths = {*best, state_dict["best_model_path"]} - {""}
+        moved = {path: str(Path(self.dirpath or "") / Path(path).name) for path in paths}
         if moved and all(map(os.path.isfile, moved.values())):
-            kept = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
-            paths = ("best_model_path", "kth_best_model_path")
-            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in paths}
+            kept = {moved[path]: score for path, score in best.items()}
+            names = ("best_model_path", "kth_best_model_path")
+            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in names}
             state_dict |= {"best_k_models": kept, "dirpath": self.dirpath}
         if 0 < self.save_top_k < len(best := state_dict["best_k_models"]):  # as if there had never been more
             first = sorted(best, key=best.__getitem__, reverse=self.mode == "max")[: self.save_top_k]

@@ -1,4 +1,4 @@
-"""Every pacmr command in README and docs is one that its parser takes; so is every part of a config;
+"""Every pacmr command in README, docs and configs is one that its parser takes; so is every part of a config;
 scripts have the options named.
 """
 
@@ -33,6 +33,9 @@ def blocks() -> list[tuple[str, str]]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         found += [(page.name, block) for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)]
+    for page in sorted((ROOT / "configs").rglob("*.yaml")):
+        comments = re.findall("^#  +(.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        found.append((page.name, "\n".join(comments)))
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     return found + [(NOTEBOOK.name, "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
 

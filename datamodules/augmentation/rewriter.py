@@ -167,6 +167,11 @@ def augment_pairs(
     names, categories = [f"augment {name}" for name in rows["id"][:]], rows["category"][:]
     done: dict[str, AugmentedPrompt] = {}
     size, usable = n, list[int]()
+    if n > len(names):
+        raise UserError(
+            f"n is {n}, but {len(names)} training pairs fit into max_length {max_length}; lower n, or raise "
+            "max_length."
+        )
     while len(usable) < n:
         places = stratified_sample(names, categories, size, seed)
         taken = rows.select(places)

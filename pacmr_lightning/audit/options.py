@@ -32,11 +32,12 @@ class AuditOptions:
             more labels that it has not seen.
         output: folder of the results; default: ``audit`` inside the run's folder, or here for a model.
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
-        reference: model that the training of a model or adapter started from; default: the adapter's base.
+        reference: of a model or adapter, not a run: where its training started; default: the adapter's base.
             The tokenizer and chat template are the policy's, else the reference's.
-        max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default:
-            1024).
-        dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
+        max_length: of a model, not a run: tokens of prompt and longer response; longer pairs are dropped
+            (default: 1024).
+        dtype: of a model, not a run, and its reference (default: float32); in bfloat16 small LoRA updates are
+            lost.
         top: number of undecided pairs in the report.
         threshold: labels with p, the probability that another annotator agrees, below it are suspected.
         noise_rate: known rate of random flips, if the errors are such; p is then the probability that the

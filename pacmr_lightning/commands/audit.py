@@ -26,7 +26,7 @@ def audit(run: str, source: Source | None = None, **options: Any) -> None:
 
     Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label
     errors, for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
-    shortcuts.csv. docs/audit.md explains them.
+    shortcuts.csv. docs/files.md explains them.
 
     Args:
         run: folder of a preference run; with pairs, folder or Hub id of a base model or PEFT adapter.

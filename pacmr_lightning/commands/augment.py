@@ -22,7 +22,7 @@ from ..files import write_text
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 _EXAMPLES = 6
-_MAX_LENGTH = 768
+_MAX_LENGTH = 1024
 
 
 def augment(

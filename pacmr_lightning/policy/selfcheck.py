@@ -95,9 +95,10 @@ def choose_plan(
                 rank_zero_warn(f"{name} does not use {plan} ({fault}); falling back to {following}.")
     finally:
         model.train(was_training)
+    others = " or ".join(each for each in ("sdpa", "eager") if each != plan.attention)
     raise UserError(
         f"No layout gives {name} with {plan.attention} attention the values of each sequence alone "
-        f"({fault}); set attn_implementation to auto or sdpa, or name another model."
+        f"({fault}); set attn_implementation to {others}, or name another model."
     )
 
 

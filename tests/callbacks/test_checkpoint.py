@@ -53,6 +53,14 @@ def test_last_is_the_end_of_a_run_that_was_stopped(tmp_path):
     assert [path.name for path in last.parent.glob("last*")] == ["last.ckpt"] and step_of(last) == 12
 
 
+def test_a_run_that_was_moved_keeps_as_many_states(tmp_path):
+    fit(tmp_path / "run", [RunCheckpoint(every_n_train_steps=5)])
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    last = moved / "checkpoints/last.ckpt"
+    fit(moved, [RunCheckpoint(every_n_train_steps=5)], resume=last, max_epochs=5)
+    assert len([*last.parent.iterdir()]) == 2
+
+
 def test_two_runs_with_one_callback(tmp_path):
     checkpoint = RunCheckpoint(monitor="val/loss")
     for run in "aba":
