@@ -64,8 +64,8 @@ class TrainingStream(TorchDataset[TrainingBatch]):
         check_rank_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
-                f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
-                f"raise max_length or lower global_batch_size, which is {global_batch_size}."
+                f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, or lower "
+                f"global_batch_size, which is {global_batch_size}."
             )
         if self.meta_every is None:
             return

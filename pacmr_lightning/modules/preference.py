@@ -216,10 +216,17 @@ class PreferenceModule(TrainedOnly):
         """Print VNet's size; let the datamodule compute the reference's values to cache."""
         if self.vnet is not None and self.vnet_optimizer is not None:
             size = sum(p.numel() for p in self.vnet.parameters())
+            every, updates = self.weighting.every, planned_updates(self.trainer)
+            more = ""
+            if every is not None and updates <= every:
+                more = (
+                    f", so only at the first of this run's {updates}, where it mostly learns nothing; train "
+                    "longer, or lower --model.weighting.every"
+                )
             rank_zero_info(
                 f"VNet: {size:,} parameters beside the module's, trained by module.vnet_optimizer "
                 f"({type(self.vnet_optimizer).__name__}, {self.vnet_optimizer.param_groups[0]['lr']:g}); "
-                f"one of its updates every {self.weighting.every} policy updates."
+                f"one of its updates every {every} policy updates{more}."
             )
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:

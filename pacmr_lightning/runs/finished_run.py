@@ -10,13 +10,14 @@ import yaml
 from jsonargparse import ArgumentError
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 
 from ..errors import UserError
 from ..files import expanded, local_path
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from .checkpoints import unreadable
-from .folder import CHECKPOINTS, CONFIG
+from .folder import CHECKPOINTS, CONFIG, SUMMARY
 from .option_parser import OptionParser, short_message
 
 MOST_AT_ONCE = 32
@@ -82,6 +83,8 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
             f"{saved} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
+    if not (path.parent / SUMMARY).exists():
+        rank_zero_info(f"The run {folder} has not ended; the policy is that of its checkpoint {checkpoint}.")
     return FinishedRun(str(path.parent), model, data, trainer, base, saved)
 
 

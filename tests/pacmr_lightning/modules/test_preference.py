@@ -135,11 +135,12 @@ def test_curves_show_only_what_was_measured(make_run, tmp_path):
 
 def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
     """Its parameters are no submodule's, so the line counts what the table lacks; and nothing is logged."""
-    options = {"summary": True, "more": [ModelSummary()], "log_every_n_steps": 0}
-    trainer, module = make_run("pacmr", steps=3, **options)
+    options = {"summary": True, "more": [ModelSummary()], "log_every_n_steps": 0, "meta_every": 4}
+    trainer, module = make_run("pacmr", steps=3, module={"weighting": VNetWeighting(every=4)}, **options)
     assert trainer.global_step == 3 and "train/loss" not in trainer.callback_metrics
     table, line = caplog.text.index("Trainable params"), caplog.text.index("VNet: 1,266 parameters beside")
     assert table < line and "module.vnet_optimizer (Adam, 0.001)" in caplog.text
+    assert "every 4 policy updates, so only at the first of this run's 3" in caplog.text
     assert not any("vnet" in name for name, _ in module.named_modules())
 
 
