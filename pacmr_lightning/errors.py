@@ -4,7 +4,8 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from operator import ge, gt, le, lt
-from typing import Any, TypeVar, get_args
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 FAILED: deque[Exception] = deque(maxlen=8)
@@ -35,8 +36,14 @@ def user_error(error: BaseException | None) -> UserError | None:
 
 
 def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
-    """Make an object for jsonargparse and keep its error, of which a union keeps the text alone."""
+    """Make an object for jsonargparse, which lets null pass; keep its error, a union keeps the text alone."""
     try:
+        nulls = [name for name, value in kwargs.items() if value is None]
+        hints = get_type_hints(class_type.__init__) if class_type.__module__.startswith(__package__) else {}
+        for name in nulls:
+            kind = hints.get(name, Any)
+            if kind is not Any and not any(one in (None, NoneType) for one in get_args(kind)):
+                raise UserError(f"{name} is null, but it must have a value.")
         return class_type(*args, **kwargs)
     except Exception as error:
         FAILED.append(error)

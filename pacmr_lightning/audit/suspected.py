@@ -70,7 +70,7 @@ def find(
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
     ranked = ranked if decided is None else decided.follow(ranked)
-    done, wrong = settled(ranked).to_numpy(), ranked["p"].eq(0).to_numpy()
+    done, wrong = settled(ranked).to_numpy(), ranked["p"].eq(0).to_numpy() & ~ties  # p of a decided label
     methods, shares, known = [], [], found.rate if found.known else None
     own = replace(votes, verdicts=np.zeros((len(pairs), 0)))  # those of annotators alone
     for name in (scorer, *_computed(pairs, scorer, alone)):
@@ -83,8 +83,9 @@ def find(
         row = {"method": NAMES[name], "contradicted": shares[-1][0]}
         methods.append(row | detection_quality(u, np.where(done, wrong, which), pairs["flipped"]))
     # With several votes on a pair p does not follow the score.
-    by = ["tie", "p", SCORES[scorer], "u"][0 if found.usable else 1 :]
-    ranked = ranked.sort_values(by, key=lambda values: values.fillna(0.5), kind="stable", ignore_index=True)
+    by = [*(["tie"] if found.usable else []), "place", SCORES[scorer], "u"]
+    ranked = ranked.assign(place=ranked["p"].fillna(0.5)).sort_values(by, kind="stable", ignore_index=True)
+    ranked = ranked.drop(columns="place")
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     low, high = (pairs[SCORES[scorer]][which] for which in (suspected, ~suspected))
     cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None

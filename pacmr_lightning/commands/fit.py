@@ -27,7 +27,7 @@ from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
-from ..files import only_one
+from ..files import check_writable, only_one
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
@@ -170,9 +170,10 @@ class PacmrCLI(LightningCLI):
                 "leave it out, and name that folder with --output."
             )
         self._continues = config.ckpt_path is not None
-        config.ckpt_path, self._first_step = to_resume_from(
-            config.ckpt_path, root / CHECKPOINTS, self.subcommand == "fit", config.config or ()
-        )
+        fits, files = self.subcommand == "fit", [Path(one.relative) for one in config.config or () if one]
+        if fits and not config.trainer.fast_dev_run:
+            check_writable("--output", str(root), root)
+        config.ckpt_path, self._first_step = to_resume_from(config.ckpt_path, root / CHECKPOINTS, fits, files)
         config.checkpoint.dirpath = None if config.trainer.fast_dev_run else str(root / CHECKPOINTS)
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import zipfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -50,12 +52,13 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 def to_resume_from(
-    ckpt_path: str | None, folder: Path, training: bool, configs: Any = ()
+    ckpt_path: str | None, folder: Path, training: bool, configs: Sequence[Path] = ()
 ) -> tuple[str | None, int]:
     """Return the checkpoint of ``--ckpt_path`` and its number of policy updates; None and 0 for none.
 
     "last" means ``last.ckpt`` in ``folder``, or if that is missing or damaged the good file with the most
-    updates. If not for ``training``, weights alone are enough, and "last" must exist. Refuses moved configs.
+    updates. If not for ``training``, weights alone are enough, and "last" must exist. Of ``configs`` none may
+    be that of this run with checkpoints elsewhere, where it was moved to.
     """
     if ckpt_path is None:
         return None, 0
@@ -81,9 +84,11 @@ def to_resume_from(
             f"None of the {len(files)} checkpoints in {folder} can be used; put a good copy of one there, or "
             "delete them to train from the beginning."
         )
-    for config in (Path(given.relative) for given in configs):
-        moved = any((config.parent / folder.name).glob("*.ckpt"))
-        if moved and f"default_root_dir: {folder.parent}\n" in config.read_text(encoding="utf-8"):
+    for config in configs:
+        own = (yaml.safe_load(config.read_text(encoding="utf-8")).get("trainer") or {}).get(
+            "default_root_dir"
+        )
+        if own == str(folder.parent) and any((config.parent / folder.name).glob("*.ckpt")):
             raise UserError(f"No checkpoint is in {folder}; add --output {config.parent}, which has one.")
     if not training:
         raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")

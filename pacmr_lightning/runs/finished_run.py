@@ -83,7 +83,7 @@ def find_run(folder: str, checkpoint: str) -> FinishedRun:
             f"{saved} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
-    if not (path.parent / SUMMARY).exists():
+    if "RunSummary" in str(trainer.get("callbacks")) and not (path.parent / SUMMARY).exists():
         rank_zero_info(f"The run {folder} has not ended; the policy is that of its checkpoint {checkpoint}.")
     return FinishedRun(str(path.parent), model, data, trainer, base, saved)
 

@@ -50,6 +50,8 @@ WORD = "--data.noise SpuriousPreferenceNoise --data.noise.share 0.3 --data.noise
     ("words", "message"),
     [
         (f"{PAC} --model.weighting.outer.tau 0.49", "tau is 0.49"),
+        ("--model.policy.rank null", "rank is null, but it must have a value."),
+        (f"--output {__file__}/run", "is a file and no folder; name another place."),
         (f"--model.objective DrDPO {VNET}", "VNetWeighting would have no effect"),
         ("--model.weighting SigmoidPrior --model.weighting.offset auto", "noise_rate is 0.0"),
         ("--model.weighting OracleWeights", "add the column eta to the rows"),
@@ -167,6 +169,7 @@ def test_a_run(base, capsys, tmp_path):
     assert "pacmr" in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
     moved = ["--config", str(run.rename("moved") / "config.yaml"), "--ckpt_path", "last"]
+    moved += ["--config", "{seed_everything: 1}"]
     assert f"No checkpoint is in {run}/checkpoints; add --output moved," in fails(capsys, ["fit", *moved])
     cli.main(["validate", *moved, "--output", "moved"])
 
