@@ -91,7 +91,8 @@ class PromptConsistency(OuterObjective):
         # Line 9: the meta loss of the augmented views, and d_meta, its gradient at omega^.
         views = augmented[retained], augmented[:1]
         d_meta, view = _gradient(policy, beta, *views, targets, divisor, micro_batch_size)
-        metrics = _consistency_metrics(u[retained], view, targets, meta.flipped[retained], *sizes, divisor)
+        kept = u[retained], view, targets, meta.flipped[retained]
+        metrics = _consistency_metrics(*kept, sizes[0], sizes[1], divisor)
         return OuterGradient(d_meta, int(sizes[0]), metrics)
 
 
