@@ -19,7 +19,7 @@ from pacmr_lightning.evaluation import generation
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import read_json_lines, write_json_lines
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.metrics import last_update, log_numbers
+from pacmr_lightning.modules.metrics import last_update, log_numbers, name_with_step
 from pacmr_lightning.modules.schedule import datamodule, planned_updates
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
@@ -326,7 +326,7 @@ def log_responses(trainer: Trainer, rows: Sequence[Sequence[str]]) -> None:
     cells = [[verbatim(text) for text in row] for row in rows]
     lines = [["", *headings], ["---"] * (1 + len(headings)), *cells]
     page = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    file = f"responses-step-{trainer.global_step:05d}.md"
+    file = f"{name_with_step(trainer, 'responses')}.md"
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("responses", page, last_update(trainer))

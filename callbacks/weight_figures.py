@@ -16,7 +16,7 @@ from pacmr_lightning.analysis.surface import Surface, density, grid, save_surfac
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import save_figure
-from pacmr_lightning.modules.metrics import PAIR_WEIGHTS, last_update
+from pacmr_lightning.modules.metrics import PAIR_WEIGHTS, last_update, name_with_step
 from pacmr_lightning.modules.schedule import datamodule
 from pacmr_lightning.rewards import Visits
 from pacmr_lightning.runs.folder import ANALYSIS
@@ -93,7 +93,7 @@ class VisitFigures(VisitsCallback):
     def put(self, trainer: Trainer, tag: str, file: str | None, figure: "Figure") -> None:
         """Log a figure under ``pair_weights/TAG``; also write it as RUN/analysis/FILE-step-NNNNN."""
         if file is not None:
-            save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, file))
+            save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / name_with_step(trainer, file))
         log_figure(trainer, f"{PAIR_WEIGHTS}/{tag}", figure)
 
 
@@ -203,7 +203,7 @@ def log_figure(trainer: Trainer, name: str, figure: "Figure") -> None:
         elif isinstance(logger, WandbLogger):
             logger.log_image(name, [figure], last_update(trainer))
         elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_figure(logger.run_id, figure, f"{_file(trainer, name)}.png")
+            logger.experiment.log_figure(logger.run_id, figure, f"{name_with_step(trainer, name)}.png")
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
@@ -220,8 +220,4 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
             logger.log_metrics(shown, last_update(trainer))
         elif isinstance(logger, MLFlowLogger):
             bins = {"edges": edges, "counts": counts}
-            logger.experiment.log_dict(logger.run_id, bins, f"{_file(trainer, name)}.json")
-
-
-def _file(trainer: Trainer, name: str) -> str:
-    return f"{name}-step-{trainer.global_step:05d}"
+            logger.experiment.log_dict(logger.run_id, bins, f"{name_with_step(trainer, name)}.json")

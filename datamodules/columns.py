@@ -17,7 +17,7 @@ import numpy as np
 from datasets import Features, List, Value
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.conversation import Messages
+from pacmr_lightning.evaluation.conversation import Messages, checked_text
 from pacmr_lightning.files import text_hash
 
 from .chat import checked_messages, encode_messages, template_options
@@ -90,11 +90,7 @@ def _is_message(value: object) -> bool:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r}, but it must be a string, or a list of chat messages")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair, which is no valid text; remove that character") from None
-    return value
+    return checked_text(value)
 
 
 def text_of(row: dict[str, Any], name: str, place: str) -> str:

@@ -36,10 +36,11 @@ def user_error(error: BaseException | None) -> UserError | None:
 
 
 def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
-    """Make an object for jsonargparse, which lets null pass; keep its error, a union keeps the text alone."""
+    """Make an object for jsonargparse; refuse null, which that lets pass, and keep errors for unions."""
     try:
         nulls = [name for name, value in kwargs.items() if value is None]
-        hints = get_type_hints(class_type.__init__) if class_type.__module__.startswith(__package__) else {}
+        own = bool(nulls) and class_type.__module__.startswith(__package__)
+        hints = get_type_hints(class_type.__init__) if own else {}
         for name in nulls:
             kind = hints.get(name, Any)
             if kind is not Any and not any(one in (None, NoneType) for one in get_args(kind)):

@@ -226,8 +226,9 @@ class BackTranslation(Rewriter):
                 batch = pieces[start : start + self.batch_size]
                 keys = {piece: content_key(self.method, self.settings, piece) for piece in batch}
                 stored = store.get(list(keys.values()))
-                known = {piece: stored[key] for piece, key in keys.items() if key in stored}
-                rewritten |= {piece: Rewriting.checked(piece, **fields) for piece, fields in known.items()}
+                for piece, key in keys.items():
+                    if key in stored:
+                        rewritten[piece] = Rewriting.checked(piece, **stored[key])
                 missing = [piece for piece in batch if piece not in rewritten]
                 new = dict(zip(missing, self._there_and_back(missing), strict=True))
                 store.put({keys[piece]: asdict(rewriting) for piece, rewriting in new.items()})

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
 from . import words
-from .manual_review import WORDS, Texts
+from .manual_review import SETTLING, Texts
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 
@@ -114,7 +114,7 @@ def _article(
 
 def _results(row: Any, votes: Sequence[str]) -> list[str]:
     facts = [] if pd.isna(row.p) else [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
-    if (word := str(getattr(row, "decision", ""))) in WORDS[:3]:
+    if (word := str(getattr(row, "decision", ""))) in SETTLING:
         facts = [f"decided: {word}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     facts += [] if row.weight == 1 else [f"weight {row.weight:.3f}"]

@@ -13,7 +13,8 @@ from scipy.stats import binomtest
 from ..errors import UserError
 from ..files import local_path, read_json_lines
 
-WORDS = ("keep", "swap", "drop", "unsure")
+SETTLING = ("keep", "swap", "drop")
+WORDS = (*SETTLING, "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
 _ALLOWED = {"decision": WORDS, "observed": ("chosen", "rejected"), "sample": (True, False)}
 SEED = 0
@@ -123,7 +124,7 @@ class Decisions:
 
 def settled(table: pd.DataFrame) -> pd.Series:
     """Return a mask of the labels that a decision has settled, if there is the column."""
-    return table.filter(["decision"]).isin(["keep", "swap", "drop"]).any(axis=1)
+    return table.filter(["decision"]).isin(SETTLING).any(axis=1)
 
 
 def undecided(table: pd.DataFrame) -> pd.Series:

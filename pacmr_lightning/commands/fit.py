@@ -197,17 +197,21 @@ class PacmrCLI(LightningCLI):
                 # Other processes would repeat this one's error.
                 if self.trainer.strategy.launcher is not None:
                     self.trainer.strategy.launcher.kill(signal.SIGKILL)
-                # The next run of predict uses stored answers.
-                began = self.trainer.global_step > 0 and (root / CONFIG).exists()
-                kept = began or any(root.glob("*.answers.sqlite"))
-                if root in new and not kept:
-                    shutil.rmtree(root, ignore_errors=True)
-                    for folder in new[1:]:
-                        with contextlib.suppress(OSError):  # not empty: it has other runs
-                            folder.rmdir()
-                elif subcommand == "fit" and not (had_config or any((root / CHECKPOINTS).glob("*.ckpt"))):
-                    (root / CONFIG).unlink(missing_ok=True)
+                self._clean_up(root, new, new_config=subcommand == "fit" and not had_config)
                 raise
+
+    def _clean_up(self, root: Path, new: list[Path], new_config: bool) -> None:
+        """Remove what a failed call has made, unless a later one can use it."""
+        # The next run of predict uses stored answers.
+        began = self.trainer.global_step > 0 and (root / CONFIG).exists()
+        kept = began or any(root.glob("*.answers.sqlite"))
+        if root in new and not kept:
+            shutil.rmtree(root, ignore_errors=True)
+            for folder in new[1:]:
+                with contextlib.suppress(OSError):  # not empty: it has other runs
+                    folder.rmdir()
+        elif new_config and not any((root / CHECKPOINTS).glob("*.ckpt")):
+            (root / CONFIG).unlink(missing_ok=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add loggers, progress bar and checkpoint files, and check the number of processes."""

@@ -14,6 +14,15 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 _NAMES = {role: name for name, role in _ROLES.items()}
 
 
+def checked_text(text: str) -> str:
+    """Return a text; raise ValueError for half of a surrogate pair in it, which UTF-8 does not have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair, which is no valid text; remove that character") from None
+    return text
+
+
 def as_messages(prompt: str | Messages) -> Messages:
     """Return a prompt as chat messages, without a transcript's empty last ``Assistant:`` turn."""
     if not isinstance(prompt, str):

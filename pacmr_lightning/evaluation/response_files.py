@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..files import check_writable, local_path, read_json_lines
 from .answer_store import content_key
+from .conversation import checked_text
 from .judging import Comparison
 
 
@@ -102,12 +103,9 @@ def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[st
         if not isinstance(response, str):
             raise UserError(f"{place}: the response is {response!r}, but it must be a text.")
         try:
-            json.dumps([prompt, response], ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise UserError(
-                f"{place}: prompt or response has half of a surrogate pair, which is no valid text; remove "
-                "that character."
-            ) from None
+            checked_text(json.dumps([prompt, response], ensure_ascii=False))
+        except ValueError as error:
+            raise UserError(f"{place}: prompt or response has {error}.") from None
         if (key is None) != (rows[0].get("id") is None):
             raise UserError(f"{place} and row 1 do not both have an id; give all rows one, or none.")
         if key is None:

@@ -93,6 +93,11 @@ def last_update(trainer: Trainer) -> int:
     return max(trainer.global_step - 1, 0)
 
 
+def name_with_step(trainer: Trainer, name: str) -> str:
+    """Return NAME-step-NNNNN, by the updates done, for a file's name."""
+    return f"{name}-step-{trainer.global_step:05d}"
+
+
 def log_numbers(trainer: Trainer, values: Mapping[str, float]) -> None:
     """Log scalars once, with the last update's metrics, and add them to ``trainer.callback_metrics``."""
     # What LightningModule.log gets, Lightning logs again and again until the epoch ends.

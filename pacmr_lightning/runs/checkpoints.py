@@ -85,10 +85,9 @@ def to_resume_from(
             "delete them to train from the beginning."
         )
     for config in configs:
-        own = (yaml.safe_load(config.read_text(encoding="utf-8")).get("trainer") or {}).get(
-            "default_root_dir"
-        )
-        if own == str(folder.parent) and any((config.parent / folder.name).glob("*.ckpt")):
+        trainer = yaml.safe_load(config.read_text(encoding="utf-8")).get("trainer") or {}
+        of_this_run = trainer.get("default_root_dir") == str(folder.parent)
+        if of_this_run and any((config.parent / folder.name).glob("*.ckpt")):
             raise UserError(f"No checkpoint is in {folder}; add --output {config.parent}, which has one.")
     if not training:
         raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")
