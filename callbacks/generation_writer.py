@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
-from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_reference
+from pacmr_lightning.evaluation.generation import Decoding, generation_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.response_files import answers_path, output_path
 from pacmr_lightning.files import write_json_lines
@@ -70,7 +70,8 @@ class GenerationWriter(BasePredictionWriter):
         stored = self._answers.exists() and not trainer.fast_dev_run
         self._store = AnswerStore(self._answers) if stored else None
         self._rows, self._stored = {}, 0
-        if is_reference(pl_module.policy):
+        # LoRA's B matrices are zero until they are trained.
+        if not any(p.any() for name, p in pl_module.policy.adapter().items() if ".lora_B." in name):
             rank_zero_info(
                 "The adapter is untrained, so these are the reference's responses; --ckpt_path names a "
                 "trained policy."

@@ -81,21 +81,10 @@ class WeightRecorder(Callback):
         }
         self._pending.append(pa.table(arrays, schema=SCHEMA))
         if sum(len(table) for table in self._pending) >= self.rows_per_part:
-            self._flush(trainer)
+            self.on_save_checkpoint(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Write the rows of all steps before the checkpoint."""
-        self._flush(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the remaining rows."""
-        self._flush(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write the remaining rows."""
-        self._flush(trainer)
-
-    def _flush(self, trainer: Trainer) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, *_: Any) -> None:
+        """Write the remaining rows, before a checkpoint those of all its steps."""
         if not self._pending:
             return
         name = f"part-{trainer.global_rank:03d}-{self._next_number:05d}.parquet"
@@ -103,6 +92,8 @@ class WeightRecorder(Callback):
             pq.write_table(pa.concat_tables(self._pending), temporary)
         self._pending = []
         self._next_number += 1
+
+    on_train_end = on_exception = on_save_checkpoint  # type: ignore[assignment]
 
 
 class NoiseMask(Callback):

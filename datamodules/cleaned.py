@@ -1,7 +1,5 @@
 """Writing preference pairs without their wrong labels, in the format of their source."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -54,6 +54,8 @@ class SFTDataModule(LightningDataModule):
     Raises:
         UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
     """
+
+    trainer: Trainer
 
     def __init__(
         self,
@@ -124,7 +126,6 @@ class SFTDataModule(LightningDataModule):
         for sentence in dict.fromkeys(warnings):
             rank_zero_info(sentence)
         if stage == TrainerFn.FITTING:
-            assert self.trainer is not None
             left, ranks = len(self._rows["validation"]), self.trainer.world_size
             if left < ranks:
                 raise UserError(
@@ -134,7 +135,6 @@ class SFTDataModule(LightningDataModule):
             rank_zero_info(self._epoch_line())
 
     def _epoch_line(self) -> str:
-        assert self.trainer is not None
         ranks, rows = self.trainer.world_size, len(self._rows["train"])
         size, left = self.batch_size * ranks, len(self._rows["validation"]) % ranks
         last = rows % size
@@ -146,7 +146,6 @@ class SFTDataModule(LightningDataModule):
 
     def fit_options(self) -> dict[str, Any]:
         """Return the options and the hash that determine the rows of a step."""
-        assert self.trainer is not None
         return {
             "data.max_length": self.max_length,
             "rows of a batch over all processes": self.batch_size * self.trainer.world_size,
@@ -163,7 +162,6 @@ class SFTDataModule(LightningDataModule):
         return self._loader("validation", shuffle=False)
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
-        assert self.trainer is not None
         progress, size = self.trainer.fit_loop.epoch_loop.batch_progress, self.batch_size
         # Rows of this epoch that this rank has had; above 0 only after a resume.
         done = (lambda: size * progress.current.ready) if shuffle else lambda: 0
@@ -177,7 +175,6 @@ class SFTDataModule(LightningDataModule):
         )
 
     def _sampler(self, split: str, shuffle: bool, rank: int, done: Callable[[], int]) -> RemainingRows:
-        assert self.trainer is not None
         sampler = RemainingRows(
             self._rows[split],
             done,
@@ -199,7 +196,6 @@ class SFTDataModule(LightningDataModule):
 
     def update_tokens(self, batch: int) -> int:
         """Return the response tokens, over all ranks, of the update with the epoch's batch ``batch``."""
-        assert self.trainer is not None
         epoch, every = self.trainer.current_epoch, self.trainer.accumulate_grad_batches
         if self._epoch_tokens[0] != epoch:
             totals, [tokens] = [], part_lengths(self._rows["train"], "completion_ids")

@@ -73,7 +73,6 @@ class TLDRCompletions(RowsBySplit, Completions):
 
     def __init__(self, path: str = "CarperAI/openai_summarize_tldr"):
         self.path = path
-        self.files = (path,)
 
     def read(self, place: str) -> Dataset:
         """Return the rows of an upstream split."""

@@ -3,7 +3,6 @@
 scorers -> scored_pairs -> agreement -> suspected -> html_report; ``pipeline.audit`` runs all of it.
 """
 
-from .options import AuditOptions
-from .pipeline import AuditResult, audit
-
-__all__ = ["AuditOptions", "AuditResult", "audit"]
+from .options import AuditOptions as AuditOptions
+from .pipeline import AuditResult as AuditResult
+from .pipeline import audit as audit

@@ -1,7 +1,5 @@
 """Command ``pacmr compare``: finished runs in a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..command_line.output import plain_table, print_result

@@ -32,7 +32,7 @@ from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder, unmoved
-from ..runs.loggers import run_loggers, wandb_ends
+from ..runs.loggers import ContinuedCSVLogger, RunBoard, wandb_ends
 from ..runs.option_parser import OptionParser
 from ..strategies import check_strategy
 
@@ -235,8 +235,9 @@ class PacmrCLI(LightningCLI):
         for number, other in enumerate(others, 2):  # Lightning's default is the first logger's folder
             other.dirpath = str(Path(settings.default_root_dir) / f"{CHECKPOINTS}-{number}")
         if fits and settings.logger is not False:
-            given = None if default else _as_list(settings.logger)
-            kwargs["logger"] = run_loggers(settings.default_root_dir, given, self._first_step)
+            folder = settings.default_root_dir
+            given = [RunBoard(folder, self._first_step)] if default else _as_list(settings.logger)
+            kwargs["logger"] = [*given, ContinuedCSVLogger(folder, name="", version="")]
             monitor = lightning_callbacks.LearningRateMonitor
             if not any(isinstance(callback, monitor) for callback in callbacks):
                 callbacks.append(monitor("step"))

@@ -1,7 +1,5 @@
 """A persistent store for answers that cost time or money."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -161,11 +161,6 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
         )
 
 
-def is_reference(policy: PolicyModel) -> bool:
-    """Return whether the policy equals the reference: LoRA's B matrices are zero until they are trained."""
-    return not any(p.any() for name, p in policy.adapter().items() if ".lora_B." in name)
-
-
 def generation_key(
     policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, decoding: Decoding
 ) -> str:

@@ -1,7 +1,5 @@
 """A reward model as a judge."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

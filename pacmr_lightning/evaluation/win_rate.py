@@ -1,7 +1,5 @@
 """Win rates between two models (Qu et al., appendix on evaluation), with confidence intervals and files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ The virtual step, the coefficients and the policy's own gradient need the same p
 memory allows, each pair's gradient is kept from one pass for all three; else the pairs run again for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal

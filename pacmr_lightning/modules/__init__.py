@@ -1,6 +1,4 @@
 """LightningModules."""
 
-from .preference import PreferenceModule
-from .sft import SFTModule
-
-__all__ = ["PreferenceModule", "SFTModule"]
+from .preference import PreferenceModule as PreferenceModule
+from .sft import SFTModule as SFTModule

@@ -20,22 +20,15 @@ RPOEM tensor([0.1924, 0.8294])
 AnnotatorRPOEM tensor([0.1924, 0.8294])
 """
 
-from .base import Objective
-from .flip_rate import CDPO, RDPO, RPOEM, AnnotatorRPOEM, LabelNoiseObjective
-from .grouped import DrDPO
-from .per_pair import DPO, IPO, R3M, ROPO, HolderDPO
-
-__all__ = [
-    "CDPO",
-    "DPO",
-    "IPO",
-    "R3M",
-    "RDPO",
-    "ROPO",
-    "RPOEM",
-    "AnnotatorRPOEM",
-    "DrDPO",
-    "HolderDPO",
-    "LabelNoiseObjective",
-    "Objective",
-]
+from .base import Objective as Objective
+from .flip_rate import CDPO as CDPO
+from .flip_rate import RDPO as RDPO
+from .flip_rate import RPOEM as RPOEM
+from .flip_rate import AnnotatorRPOEM as AnnotatorRPOEM
+from .flip_rate import LabelNoiseObjective as LabelNoiseObjective
+from .grouped import DrDPO as DrDPO
+from .per_pair import DPO as DPO
+from .per_pair import IPO as IPO
+from .per_pair import R3M as R3M
+from .per_pair import ROPO as ROPO
+from .per_pair import HolderDPO as HolderDPO

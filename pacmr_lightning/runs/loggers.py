@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from ..files import replacing
@@ -95,13 +95,6 @@ class RunBoard(TensorBoardLogger):
             Path(self.log_dir).mkdir(parents=True, exist_ok=True)
             self._experiment = SummaryWriter(self.save_dir, purge_step=self._first_step)
         return self._experiment
-
-
-def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
-    """Return the loggers of a fit: the ``given`` ones (TensorBoard for None) and ``metrics.csv``."""
-    if given is None:
-        given = [RunBoard(folder, first_step)]
-    return [*given, ContinuedCSVLogger(folder, name="", version="")]
 
 
 def loggers_of_another(asked: Any, suffix: str) -> Any:

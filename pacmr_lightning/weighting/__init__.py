@@ -1,20 +1,11 @@
 """Weights of pairs: fixed, known or learned."""
 
-from ..rewards import Weights
-from .algorithm_1 import VNet, VNetWeighting
-from .audited import AuditedWeights
-from .base import Unweighted, Weighting
-from .oracle import DropFlipped, OracleWeights
-from .sigmoid_prior import SigmoidPrior
-
-__all__ = [
-    "AuditedWeights",
-    "DropFlipped",
-    "OracleWeights",
-    "SigmoidPrior",
-    "Unweighted",
-    "VNet",
-    "VNetWeighting",
-    "Weighting",
-    "Weights",
-]
+from ..rewards import Weights as Weights
+from .algorithm_1 import VNet as VNet
+from .algorithm_1 import VNetWeighting as VNetWeighting
+from .audited import AuditedWeights as AuditedWeights
+from .base import Unweighted as Unweighted
+from .base import Weighting as Weighting
+from .oracle import DropFlipped as DropFlipped
+from .oracle import OracleWeights as OracleWeights
+from .sigmoid_prior import SigmoidPrior as SigmoidPrior

@@ -1,7 +1,5 @@
 """Base class of weightings, and the weight 1."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any

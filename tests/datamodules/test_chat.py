@@ -234,8 +234,6 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
 BAD_MESSAGES = [
     ([USER | {"role": "User"}, *answer("Rain.")], "'chosen' is .* the role 'User', but .*call it 'user'"),
     ([USER, {"role": "gpt", "content": "a"}], "the role 'gpt', but .*call it 'assistant'"),
-    ([USER | {"role": "human"}, *answer("Rain.")], "the role 'human', but .*call it 'user'"),
-    ([USER, {"role": "model", "content": "a"}], "the role 'model', but .*call it 'assistant'"),
     ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),  # ShareGPT
     ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
     ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),

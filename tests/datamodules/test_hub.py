@@ -297,7 +297,6 @@ def test_errors(tldr, hh, tmp_path):
         (TLDR(tldr, "nothing"), r"split 'nothing' of the dataset .*tldr cannot be loaded"),
         (HubPreferences(tldr, columns=chosen), "chosen: .winner., but .* has the columns info, choice"),
         (HubPreferences(wrong), f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"),
-        (HubPreferences(wrong, columns={"chosen": "response_j"}), f"no column 'rejected', {found}"),
         (HubCompletions(wrong), f"no column 'completion', {found}"),
         (HubCompletions(bare), r"row 1 has no 'prompt' \(columns found: 'question', 'completion'\)"),
         (HubPreferences(other), r"column 'question', .*--source.columns .* '\{prompt: question\}'"),

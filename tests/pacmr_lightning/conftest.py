@@ -1,5 +1,6 @@
 """Tiny real models and random pairs for the tests of the method."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +142,8 @@ def make_batch() -> Callable[..., PairBatch]:
         return batch
 
     return make
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")

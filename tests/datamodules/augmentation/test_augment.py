@@ -193,7 +193,6 @@ def test_interrupted_and_started_again(translators, write_rows, tmp_path, monkey
         (["--rewriter.forward", "."], "forward is '.', which AutoConfig cannot load"),
         (["--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--rewriter.batch_size", "0"], "batch_size is 0"),
-        (["--rewriter", "Rules", "--n", "0"], "n is 0"),
         (["--rewriter", "Rules", "--tokenizer", "x", "--n", "-3"], "n is -3, but it must be at least 1"),
     ],
 )

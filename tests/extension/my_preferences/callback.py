@@ -1,7 +1,5 @@
 """A callback: what a run shows and writes down."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An estimator for VNetWeighting: how far each training pair pulls along a direction."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm

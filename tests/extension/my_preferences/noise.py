@@ -1,7 +1,5 @@
 """A kind of label noise: which training labels are flipped on purpose."""
 
-from __future__ import annotations
-
 from datasets import Dataset
 
 from pacmr_lightning.datamodules import LabelNoise

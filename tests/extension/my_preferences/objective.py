@@ -1,7 +1,5 @@
 """An objective: the loss of a pair."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError

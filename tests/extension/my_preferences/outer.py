@@ -1,7 +1,5 @@
 """An outer objective for VNetWeighting: what the policy should be good at after the virtual step."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

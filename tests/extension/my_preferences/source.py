@@ -1,7 +1,5 @@
 """A source: where preference pairs come from."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

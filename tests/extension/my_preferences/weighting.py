@@ -1,7 +1,5 @@
 """A weighting that learns: how much each pair's loss counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -100,11 +100,6 @@ def finished(tmp_path_factory, tiny_llama):
     return folder / "run"
 
 
-@pytest.fixture
-def run(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "run")
-
-
 @pytest.fixture(scope="session")
 def learned(finished, tmp_path_factory):
     """A DPO run that has memorised its labels: nothing says how many of them are wrong."""

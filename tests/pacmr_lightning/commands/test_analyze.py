@@ -50,11 +50,6 @@ def finished(tmp_path_factory, tiny_llama):
     return folder / "run"
 
 
-@pytest.fixture
-def run(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "run")
-
-
 def expected_u(run, rows, prompt="prompt"):
     ratios = log_ratios(PreferenceModule.load_from_checkpoint(run / LAST).policy, rows, prompt)
     return ratios[:, 0] - ratios[:, 1]

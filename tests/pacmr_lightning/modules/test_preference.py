@@ -29,7 +29,7 @@ from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, Pr
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.resumed_options import check_options, flat_options
 from pacmr_lightning.modules.schedule import warmup_cosine
-from pacmr_lightning.objectives import DPO, RDPO, RPOEM, AnnotatorRPOEM, DrDPO
+from pacmr_lightning.objectives import DPO, RDPO, RPOEM, AnnotatorRPOEM
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards, Weights
 from pacmr_lightning.runs.folder import read_weights
@@ -290,7 +290,6 @@ def test_losses_that_are_no_numbers_stop_the_run(make_run):
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
         ({"micro_batch_tokens": 9, "micro_batch_size": 2}, "tokens is 9 and micro_batch_size 2, but one"),
-        ({"objective": DrDPO(), "weighting": SigmoidPrior()}, "DrDPO weighs the pairs of a batch itself"),
     ],
 )
 def test_ranges(options, message):

@@ -23,7 +23,6 @@ FLASH = {"attn_implementation": "flash_attention_2"}
         ({"lora_options": {"target_modules": ["q"]}}, "set the option target_modules, beside lora_options"),
         ({"lora_options": {"lora_dropout": 0.1}}, "'lora_dropout', .* dropout is always off"),
         ({"lora_options": {"use_dora": True}}, r"'use_dora', but it takes alpha.*, use_rslora; remove it\.$"),
-        ({"lora_options": {"modules_to_save": ["lm_head"]}}, "'modules_to_save', .* remove it"),
         ({"lora_options": {"rank": 4}}, "'rank', .* remove it"),
         (FLASH, "base is float32; set dtype to bfloat16"),
         (FLASH | {"dtype": "bfloat16", "layout": "shared"}, "does not take the mask of the layout shared"),
