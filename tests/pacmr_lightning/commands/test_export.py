@@ -5,6 +5,7 @@ import re
 import resource
 import shutil
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,7 @@ def test_the_card(options, trained, inside):
         "objective: {class: DPO, beta: 0.7, sft_weight: 0.0}",
         "estimator: {class: GhostDotProduct}",
         f"| val/rewards/accuracies | {summary['val_accuracy']:.4g} |",
-        f"torch: `{torch.__version__}`",
+        f"torch: `{version('torch')}`",
     ):
         assert text in card.text, text
     assert ("is a local model" in card.text) == (not options)
