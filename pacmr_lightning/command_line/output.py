@@ -8,7 +8,7 @@ from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 
 _stdout: TextIO | None = None
 
@@ -37,12 +37,17 @@ def print_result(what: RenderableType = "", style: str | None = None) -> None:
     console = _Console(file=_stdout or sys.stdout, highlight=False, markup=False)
     if not (console.is_terminal or "COLUMNS" in os.environ):
         console.width = max(console.width, 200)
+    wide = console.options.update(max_width=10_000)
+    if isinstance(what, Table) and console.measure(what, options=wide).maximum > console.width:
+        for column in what.columns[1:]:
+            column.header = str(column.header).replace(" ", "\n")
+        what.columns[0].max_width = 12  # folded to no less; the terminal breaks lines that are too long still
+        console.width = max(console.width, console.measure(what, options=wide).maximum)
+        what.columns[0].max_width = None
     console.print(what, style=style, soft_wrap=isinstance(what, str) and not console.is_terminal)
 
 
-def plain_table(*headings: str) -> Table:
-    """Return an empty table; with headings, text in the first column and numbers in the others."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, heading in enumerate(headings):
-        table.add_column(heading, **({"justify": "right", "no_wrap": True} if i else {"overflow": "fold"}))
-    return table
+def plain_table(first: str, *others: str) -> Table:
+    """Return an empty table for text in the first column and numbers in the others."""
+    parts = Column(first, overflow="fold"), *(Column(each, justify="right", no_wrap=True) for each in others)
+    return Table(*parts, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)

@@ -1,5 +1,6 @@
 """Command ``pacmr compare``: finished runs in a table."""
 
+import os
 from typing import Any
 
 from ..command_line.output import plain_table, print_result
@@ -40,18 +41,19 @@ def compare(runs: list[str]) -> None:
     cells = {heading: [_cell(form, one) for one in summaries] for heading, (form, _) in COLUMNS.items()}
     columns = {heading: column for heading, column in cells.items() if any(column)}
     table = plain_table("method", *columns)
-    for summary, *row in zip(summaries, *columns.values(), strict=True):
-        table.add_row(summary["method"], *(cell or "-" for cell in row))
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in runs])
+    methods = [one["method"] for one in summaries]
+    for run, method, *row in zip(runs, methods, *columns.values(), strict=True):
+        name = method if methods.count(method) == 1 else f"{method}, {os.path.relpath(run, shared)}"
+        table.add_row(name, *(cell or "-" for cell in row))
     print_result(table)
     for heading in columns:
         print(f"  {heading}: {COLUMNS[heading][1]}")
     for run, numbers in zip(runs, summaries, strict=True):
-        if numbers.get("val_step") not in (None, numbers.get("steps")):
-            print(f"  {run}: accuracy after update {numbers['val_step']:,} of {numbers['steps']:,}")
+        if numbers.get("val_step") not in (None, steps := numbers.get("steps")):
+            print(f"  {run}: accuracy after update {numbers['val_step']:,} of {steps:,}")
         if (step := numbers["metrics"].get("val/guard/restored_step")) is not None:
-            print(
-                f"  {run}: KLGuard ended it after update {numbers['steps']:,}; policy of update {step:,.0f}"
-            )
+            print(f"  {run}: KLGuard ended it after update {steps:,}; policy of update {step:,.0f}")
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:

@@ -80,7 +80,7 @@ def test_null_where_nothing_is_known(tmp_path, monkeypatch, caplog):
     assert summary["window_pairs"] == 0 and summary["metrics"] == {}
 
 
-def test_an_older_validation_says_its_step(tmp_path, capsys):
+def test_an_older_validation_says_its_step(tmp_path, capsys, monkeypatch):
     """Three epochs of four updates, validated in the second only, and resumed after it."""
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=10, save_top_k=-1)
     fit(tmp_path, [RunSummary(), saving], check_val_every_n_epoch=2)
@@ -89,10 +89,11 @@ def test_an_older_validation_says_its_step(tmp_path, capsys):
     fit(tmp_path, [RunSummary()], resume=resume, check_val_every_n_epoch=2)
     assert summary_of(tmp_path)["val_step"] == 8
     capsys.readouterr()
-    compare([str(tmp_path)])
+    monkeypatch.setenv("COLUMNS", "40")
+    compare([str(tmp_path), f"{tmp_path}/."])  # names fold at twelve characters
     said = " ".join(capsys.readouterr().out.split())
-    assert "pacmr 25% 0.750" in said and "accuracy after update 8 of 12" in said
-    assert "wall time: whole fit" in said and "gold reward" not in said, "notes of its columns only"
+    assert "gap g u time" in said and said.count("pacmr, 25% 0.750") == said.count("test_an_olde ") == 2
+    assert "accuracy after update 8 of 12" in said and ": whole fit" in said and "gold reward" not in said
 
 
 def test_validation_is_not_training_time(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def test_a_run(base, capsys, tmp_path):
     torch.testing.assert_close(module.vnet.state_dict(), checkpoint["weighting"]["vnet"], rtol=0, atol=0)
 
     cli.main(["compare", str(run)])
-    assert "pacmr" in capsys.readouterr().out
+    assert " pacmr  " in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
     moved = ["--config", str(run.rename("moved") / "config.yaml"), "--ckpt_path", "last"]
     moved += ["--config", "{seed_everything: 1}"]
