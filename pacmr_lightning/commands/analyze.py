@@ -6,10 +6,9 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from rich.markdown import Markdown
 
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
-from ..command_line.output import print_result
+from ..command_line.output import plain_table, print_result
 from ..errors import UserError, check_at_least
 from ..files import check_writable, local_path, write_frame, write_text
 from ..runs.finished_run import FinishedRun, find_run, load_run
@@ -91,14 +90,17 @@ def analyze(
     notes.append("Standard errors, in the CSV, are clustered by prompt.")
     write_frame(folder / f"pairs-{split}.parquet", pd.concat(judged, ignore_index=True))
     write_frame(folder / f"consistency-{split}.csv", table)
-    cells = [["Task", "N", "Binary l1", "tau", *SHARES], ["---"] * (4 + len(SHARES))]
+    headings = ["Task", "N", "Binary l1", "tau", *SHARES]
+    cells, shown = [headings, ["---"] * len(headings)], plain_table(*headings)
     for _, row in table.iterrows():
         first = [row["task"], f"{row['pairs']:,}", f"{row['l1']:.4f}", f"{row['tau']:g}"]
         cells.append([*first, *(_percent(row[name]) for name in SHARES.values())])
+        shown.add_row(*cells[-1])
     lines = [f"| {' | '.join(row)} |" for row in cells]
     text = "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
     write_text(folder / f"consistency-{split}.md", text)
-    print_result(Markdown(text))
+    print_result(shown)
+    print_result("\n".join(f"  {note}" for note in notes), style="dim")
     print(f"Table and values per pair: {folder}")
     return table
 

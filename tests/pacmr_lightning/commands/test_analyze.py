@@ -107,10 +107,12 @@ def test_a_sample(run):
     assert len(first) == 6 and first != ids(seed=2)
 
 
-def test_two_runs(run, finished, tmp_path):
-    table = analyze([str(run), str(finished)], "validation", output=str(tmp_path / "both"))
-    assert table["run"].tolist() == [str(run)] * 6 + [str(finished)] * 6
-    assert [*table["task"].unique()][::2] == [str(run), str(finished)], "one task twice goes by the folders"
+def test_two_runs(run, finished, inside, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = ["run", shutil.copytree(finished, "run-with-a-long-name")]
+    table = analyze(runs, "validation", output=str(tmp_path / "both"))
+    assert table["run"].tolist() == [runs[0]] * 6 + [runs[1]] * 6
+    assert [*table["task"].unique()][::2] == runs and capsys.readouterr().out.count(f" {runs[1]} ") == 3
     one, two = (part.drop(columns=["task", "run"]).to_numpy()[:, 1:] for _, part in table.groupby("run"))
     np.testing.assert_array_equal(one.astype(str), two.astype(str))
     assert len(pd.read_parquet(tmp_path / "both" / "pairs-validation.parquet")) == 2 * 7
