@@ -36,14 +36,17 @@ def draw_noise(frame: pd.DataFrame) -> Figure | None:
     rates, places = sorted(frame["noise"].unique()), np.arange(len(rows))
     columns = min(3, len(measures))
     lines = -(-len(measures) // columns)
-    size = 0.8 + 2.7 * columns, 0.6 + (0.7 + 0.24 * len(rows)) * lines
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.06))
+    tall = max(1, len(rates) / 4)  # rows of more rates are higher
+    width = 0.3 + 0.075 * max(map(len, rows)) + 2.7 * columns
+    ncols = min(len(rates), int(width))  # an inch for each rate in the legend
+    height = 0.4 - 0.2 * (-len(rates) // ncols) + (0.7 + 0.24 * tall * len(rows)) * lines
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(wspace=0.06))
     axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
     for axis, name in zip(axes.flat, measures, strict=False):
         for i, rate in enumerate(rates):
             asked = numbers["measure"].eq(name) & numbers["noise"].eq(rate)
             points = numbers[asked].set_index("row").reindex(rows)
-            beside = places + 0.24 * (i - (len(rates) - 1) / 2)
+            beside = places + 0.22 / tall * (i - (len(rates) - 1) / 2)
             style: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
             style |= {"ms": 4, "ls": "none", "elinewidth": 1, "label": f"{100 * rate:g}%"}
             axis.errorbar(points["mean"], beside, xerr=points["stderr"], **style)
@@ -55,12 +58,11 @@ def draw_noise(frame: pd.DataFrame) -> Figure | None:
             axis.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
     for axis in axes.flat[len(measures) :]:
         axis.remove()
-    axes[0, 0].set_yticks(places, rows)
-    axes[0, 0].set_ylim(len(rows) - 0.5, -0.5)
+    axes[0, 0].set(yticks=places, yticklabels=rows, ylim=(len(rows) - 0.5, -0.5))
     error = "\nmean ± standard error over seeds" if numbers["seeds"].max() > 1 else ""  # fits over one panel
-    where: dict[str, Any] = {"loc": "outside upper center", "ncols": len(rates), "frameon": False}
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, title=f"injected noise rate{error}", **where)
+    where: dict[str, Any] = {"loc": "outside upper center", "ncols": ncols, "frameon": False}
+    shown = axes[0, 0].get_legend_handles_labels()
+    legend = figure.legend(*shown, title=f"injected noise rate{error}", **where)
     legend.get_title().set_multialignment("center")
     return figure
 

@@ -11,6 +11,8 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import save_surface
 from pacmr_lightning.sweep.cells import cells
+from pacmr_lightning.sweep.figures import draw_noise
+from pacmr_lightning.sweep.results import MEASURES
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
@@ -202,6 +204,11 @@ def test_layouts(finished):
     for name in ("noise-rates", "pacmr-tau0.5-step-00010"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+    frame = pd.read_csv("out/cells.csv").assign(**dict.fromkeys(MEASURES) | {"val_accuracy": 0.5})
+    figure = draw_noise(pd.concat([frame.assign(noise=i / 20) for i in range(10)]))
+    figure.draw_without_rendering()
+    assert figure.get_tightbbox().x0 >= 0 and figure.get_tightbbox().x1 <= figure.get_figwidth()
+    assert all(abs(y - round(y)) < 0.45 for line in figure.axes[0].lines for y in line.get_ydata())
 
 
 def test_what_latex_would_take_for_its_own():
