@@ -50,12 +50,15 @@ def html_report(
     known = int(pairs["flipped"].notna().sum())
     votes = pairs.filter(regex=f"^{VOTE}").columns.tolist()
     script = _part("report.js")
+    own = {SCORES[findings.alone]: "u"}  # as the page names the score behind p
+    policy = {"u": "policy's u"} if pairs["delta"].notna().any() else {}
+    scores = own | policy | {"cross_fit_u": "cross-fitted u"} | own
     drawn = [
-        _article(listed[name], texts[name], f"random pair {i} of {len(sample)}", votes, True)
+        _article(listed[name], texts[name], f"random pair {i} of {len(sample)}")
         for i, name in enumerate(sample, 1)
     ]
     others = [listed[name] for name in texts if name not in set(sample)]
-    suspected = [_article(row, texts[row.id], f"#{row.rank}", votes) for row in others]
+    ranked = [_article(row, texts[row.id], f"#{row.rank}", _results(row, votes, scores)) for row in others]
     # Every inserted text is made visible and escaped.
     page = Environment(
         autoescape=True,
@@ -79,7 +82,8 @@ def html_report(
         },
         sample=drawn,
         usable=findings.agreement.usable,
-        suspected=suspected,
+        ranked=ranked,
+        suspected=sum(row.p < findings.threshold and not row.tie for row in others),
         decided="decision" in pairs,
         fold=FOLD,
         style=Markup(_part("report.css")),
@@ -100,28 +104,25 @@ def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _article(
-    row: Any, texts: Texts, place: str, votes: Sequence[str], sample: bool = False
-) -> dict[str, Any]:
-    """Return a pair for the page; a randomly sampled one does not reveal its label's score."""
-    facts = [place, row.id, *([] if pd.isna(row.category) else [row.category])]
-    facts += [] if sample else _results(row, votes)
-    truth = "" if sample or pd.isna(row.flipped) else "wrong" if row.flipped else "right"
+def _article(row: Any, texts: Texts, place: str, results: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a pair for the page; a randomly sampled one has no results, so that none are revealed."""
+    facts = [place, row.id, *([] if pd.isna(row.category) else [row.category]), *results]
+    truth = "" if not results or pd.isna(row.flipped) else "wrong" if row.flipped else "right"
     # ASCII JSON keeps every id intact.
-    known = {"id": row.id, "observed": row.observed, "sample": sample, "texts": row.texts}
+    known = {"id": row.id, "observed": row.observed, "sample": not results, "texts": row.texts}
     return {"named": json.dumps(known), "facts": " · ".join(facts), "texts": texts, "truth": truth}
 
 
-def _results(row: Any, votes: Sequence[str]) -> list[str]:
+def _results(row: Any, votes: Sequence[str], scores: Mapping[str, str]) -> list[str]:
     facts = [] if pd.isna(row.p) else [f"p {row.p:.2f}", f"suggestion: {row.suggested}"]
     if (word := str(getattr(row, "decision", ""))) in SETTLING:
         facts = [f"decided: {word}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     facts += [] if row.weight == 1 else [f"weight {row.weight:.3f}"]
-    facts.append(f"u {row.u:.2f}")
+    facts += [f"{name} {u:.2f}" for key, name in scores.items() if not pd.isna(u := getattr(row, key))]
     if cast := [vote for name in votes if not pd.isna(vote := getattr(row, name))]:
         facts.append(f"judges: {cast.count(1)} for the label, {cast.count(-1)} against")
-    return facts + ([] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"])
+    return facts
 
 
 def _distribution(findings: Findings) -> str:
@@ -141,7 +142,7 @@ def _distribution(findings: Findings) -> str:
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
     axis.set_xlim(edges[0], edges[-1])
-    axis.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     return base64.b64encode(buffer.getvalue()).decode()

@@ -84,8 +84,8 @@ def test_files(judged, capsys):
     assert pd.read_csv(folder / "methods.csv")["method"].tolist() == ["u"]
     assert pd.read_csv(folder / "shortcuts.csv").columns.tolist()[:2] == ["kind", "trait"]
     page = (folder / "report.html").read_text()
-    assert "<td>a0</td><td>22</td>" in page.partition("<h2>By annotator</h2>")[2]
-    assert "<h2>By category</h2>" in page
+    assert "<td>a0</td><td>22</td>" in page.partition("<h2>By annotator</h2>")[2] and "By category<" in page
+    assert f"{PAIRS} pairs with the lowest p, {len(found.suspected)} of them suspected</h2>" in page
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     assert "at a given rate of random flips of 30.0%" in page
     shown = " ".join(capsys.readouterr().out.split())
@@ -110,7 +110,8 @@ def test_linear_probe(run, monkeypatch):
     np.testing.assert_allclose(table.loc[data.train_pairs.rows["id"][:], "probe_u"], truth)
     assert table["probe_u"].is_monotonic_increasing and table["probe_u"].std() > 0
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "linear probe"
-    assert "fitted to the labels of other prompts" in (run / "audit/report.html").read_text()
+    page, u = (run / "audit/report.html").read_text(), table["probe_u"].iloc[0]
+    assert "fitted to the labels of other prompts" in page and f" · u {u:.2f} · policy&#x27;s u " in page
     monkeypatch.setattr(PolicyModel, "reference_states", lambda *_: pytest.fail("the model was asked again"))
     pd.testing.assert_frame_equal(audit(run, "probe").set_index("id"), table)
 
