@@ -90,7 +90,7 @@ def draw_heat_maps(surface: Surface) -> Figure:
     """Draw heat maps of a, b and g with visit density contours and an orange line where g is 1/2."""
     # Constrained layout would draw everything twice more.
     figure = Figure(figsize=(4.2, 8.4))  # a column, as loggers show images in narrow cards
-    figure.subplots_adjust(left=0.18, right=1.0, bottom=0.12, top=0.92, hspace=0.22)
+    figure.subplots_adjust(left=0.18, right=0.93, bottom=0.12, top=0.92, hspace=0.22)
     panels = figure.subplots(len(NAMES), 1, sharex=True)
     density, levels = contours(surface)
     for axis, name in zip(panels, NAMES, strict=True):

@@ -42,10 +42,10 @@ def test_panels_of_the_figures():
     for draw in (draw_surfaces, draw_heat_maps):
         titles = [axis.get_title() for axis in draw(made).axes]
         assert [title for title in titles if title] == ["Slope $a(z)$", "Offset $b(z)$", "Weight $g(z)$"]
+    assert draw_heat_maps(made).get_tightbbox().x1 <= 4.2, "negative numbers at the colour bars"
     page = draw_page([made, made], ["20% noise", "30% noise"])
     titles = [axis.get_title() for axis in page.axes]
-    assert titles[:2] == ["Slope $a(z)$, 20% noise", "Slope $a(z)$, 30% noise"]
-    assert len(titles) == 8
+    assert titles[:2] == ["Slope $a(z)$, 20% noise", "Slope $a(z)$, 30% noise"] and len(titles) == 8
     # One vertical scale a row; flat surfaces get a scale all the same.
     assert limits([made, surface(middle=2.0)], "a") == pytest.approx((0.8, 2.0))
     assert limits([surface()], "b") == pytest.approx((-0.05, 0.05))
