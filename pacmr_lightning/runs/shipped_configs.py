@@ -64,4 +64,4 @@ def told(name: str) -> str:
     lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = takewhile(re.compile("# (?! )").match, lines)  # up to a command, which begins further right
     words = " ".join(" ".join(line[2:] for line in comment).split())
-    return re.split(r"(?<=[.?]) ", words, maxsplit=1)[0]
+    return re.split(r"(?<=[.?]) (?=[A-Z])", words, maxsplit=1)[0]

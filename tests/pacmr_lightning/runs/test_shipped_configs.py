@@ -32,9 +32,8 @@ def test_list(capsys):
     assert out.startswith("preference ") and str(FOLDER) in said
     lines = [line.partition(" ") for line in out.splitlines()]
     assert set(names()) == {str(path.relative_to(FOLDER))[:-5] for path in FOLDER.rglob("*.yaml")}
-    listed = [first for first, _, rest in lines if rest]
-    assert listed[:2] == ["preference", "sft"]
+    assert [first for first, _, rest in lines if rest][:2] == ["preference", "sft"]
     for name in (name for name in names() if not name.startswith("sweeps/")):
         assert any(first == name and rest.endswith(told(name)) for first, _, rest in lines)
-        assert told(name).endswith((".", "?")), name
+        assert told(name).endswith((".", "?")) and not told(name).endswith("the settings of Qu et al."), name
     assert "Plain DPO: every pair counts the same.\n" in out and "sweeps/" not in out
