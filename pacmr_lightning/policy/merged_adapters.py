@@ -1,7 +1,7 @@
 """An adapter merged into its base, with one rounding, and saved with the policy's as one."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -43,12 +43,17 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str) -> PreTrainedMod
             "merge it first (PEFT's merge_and_unload) and name the merged model."
         )
     known = _embeddings(model).num_embeddings
-    # An adapter without a tokenizer uses its base's; else embeddings grow, as PEFT's auto classes do.
-    own = cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    if own is not None and (size := len(AutoTokenizer.from_pretrained(name))) > known:
-        model.resize_token_embeddings(size)
+    own = getattr(config, "trainable_token_indices", None) or []
+    own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own
+    # An adapter without a tokenizer uses its base's.
+    file = cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    if file is not None and (size := len(AutoTokenizer.from_pretrained(name))) > known:
+        shapes = [weight.shape for weight in load_peft_weights(name, "cpu").values()]
+        # Gemma 3 has no row for its last token, and adapters are trained without it.
+        if max(own, default=0) >= known or any(size in shape for shape in shapes):
+            model.resize_token_embeddings(size)
     added = _embeddings(model).weight[known:].clone()
-    tokens = compared_tokens(model, getattr(config, "trainable_token_indices", None))
+    tokens = compared_tokens(model, own)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -194,13 +199,12 @@ def save_with_base(policy: PeftModel, adapter: str, plain: str, folder: str, **o
     combined.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
 
 
-def compared_tokens(model: PreTrainedModel, own: list[int] | dict[str, list[int]] | None = None) -> Tensor:
+def compared_tokens(model: PreTrainedModel, own: Sequence[int] = ()) -> Tensor:
     """Return (L,) token ids on the CPU for comparing two forms of a model.
 
     They are from the whole vocabulary, after some of ``own``, ids that an adapter changes directly.
     """
     size = _embeddings(model).num_embeddings
-    own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
     # Lightning sets its own device as torch's default.
     tokens = torch.linspace(0, size - 1, COMPARED, device="cpu").long()
     ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])

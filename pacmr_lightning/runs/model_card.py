@@ -66,13 +66,11 @@ def model_card(
     options = run.data["init_args"]
     dtype = str(module.policy.dtype).removeprefix("torch.")
     if merged:
-        kind = f"`{base}` with a LoRA adapter merged into it"
-        use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": "", "stop": ""}
+        kind, stop = f"`{base}` with a LoRA adapter merged into it", ""
     else:
         kind = f"A LoRA adapter for `{public(loaded)}`"
-        use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
         # The base's generation config lacks the policy's end tokens.
-        use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
+        stop = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
     given, policy = run.model["init_args"], run.model["init_args"]["policy"]["init_args"]
     objective = {"class": type(module.objective).__name__, "beta": module.objective.beta}
     chosen = {**given, "method": module.method, "objective": given.get("objective") or objective}
@@ -95,7 +93,7 @@ def model_card(
         step=step,
         base=base,
         name=json.dumps(name, ensure_ascii=False),
-        **use,
+        stop=stop,
         local_base=public(loaded) if hub_base is None else None,
         no_bos=", add_special_tokens=False" if options.get("tokenization") == "openrlhf" else "",
         quantized=policy.get("quantization"),

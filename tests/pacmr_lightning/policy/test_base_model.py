@@ -164,22 +164,24 @@ def test_adapters_that_cannot_be_merged(base, tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("tied", [True, False])
 def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, tmp_path, tied):
-    """They are its own where it has saved them, and a sentence where they would be random."""
+    """They are its own where it has saved them, left out without rows, and a sentence if they were random."""
     base = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=tied)
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    for saved in ("layers", "modules", ""):
+    for saved in ("layers", "modules", "head", "tokens", ""):
         folder = tmp_path / f"adapter-{saved}"
         model = AutoModelForCausalLM.from_pretrained(base)
         known = model.get_input_embeddings().num_embeddings
         tokenizer.add_tokens([f"<{i}>" for i in range(known + 3 - len(tokenizer))])
         model.resize_token_embeddings(len(tokenizer))
-        modules = ["embed_tokens", "lm_head"] if saved == "modules" else None
-        policy = peft.get_peft_model(model, lora(init_lora_weights=False, modules_to_save=modules))
+        modules = {"modules": ["embed_tokens", "lm_head"], "head": ["lm_head"]}.get(saved)
+        options = {"trainable_token_indices": [known]} if saved == "tokens" else {"modules_to_save": modules}
+        policy = peft.get_peft_model(model, lora(init_lora_weights=False, **options))
         policy.save_pretrained(folder, save_embedding_layers=saved == "layers")
         tokenizer.save_pretrained(folder)
-        if saved:
-            found = load_base(str(folder), torch.float32)
-            torch.testing.assert_close(logits(found), logits(policy), atol=2e-4, rtol=1e-4)
+        if saved != "head":
+            found = logits(load_base(str(folder), torch.float32))
+            torch.testing.assert_close(found, logits(policy)[..., : found.shape[2]], atol=2e-4, rtol=1e-4)
+            assert found.shape[2] == (len(tokenizer) if saved else known)
         else:
             with pytest.raises(UserError, match=r"has 3 tokens that its base .* lacks"):
                 load_base(str(folder), torch.float32)
