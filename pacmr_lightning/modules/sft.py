@@ -23,9 +23,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from ..errors import UserError
 from ..files import check_writable, expanded, local_path, replacing
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import check_savable, load_base, recompute_activations, weights_digest
+from ..policy.base_model import check_savable, load_base, plain_model, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
+from ..policy.hub_access import locate
 from ..policy.lora import SFT_KEYS, add_lora, check_keys, other_parts
 from ..policy.merged_adapters import KEPT, check_mergeable, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
@@ -336,7 +337,8 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
         )
     model = load_base(name, dtype, dropout=True)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
-    if len(tokenizer) > rows:
+    own = {locate(each) for each in (name, plain_model(name))}  # may have unused tokens without embeddings
+    if len(tokenizer) > rows and tokenizer.name_or_path not in own:
         raise UserError(
             f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} has "
             f"{rows} embeddings; set the datamodule's tokenizer to {name}."

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -377,3 +378,5 @@ def test_models_that_cannot_be_had(base, built, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             built(SFTModule(**options), make_data(tokenizer=tokenizer, rows=8))
+    shutil.copytree(base, larger, ignore=shutil.ignore_patterns("*token*"), dirs_exist_ok=True)
+    built(SFTModule(f"{larger}/."), make_data(tokenizer=larger, rows=8))  # its own, with unused tokens
