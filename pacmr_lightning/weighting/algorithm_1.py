@@ -200,6 +200,8 @@ class VNetWeighting(Weighting):
         """
         alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
         factor = learning_rate / peak if self.alpha_in_gradient and self.virtual_lr is None else 1.0
+        if self.updates == self.skipped == 0 and isinstance(self.estimator, GhostDotProduct):
+            pairs.along(pairs.policy.zeros())  # raises at once for layers that mix rows
         # Lines 3 to 5: the weighted loss's gradient at omega.
         inner = weighted_gradient(pairs, self)
         # Line 5: inside, the policy runs at omega^ = omega - alpha gradient.

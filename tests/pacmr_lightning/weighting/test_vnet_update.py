@@ -168,13 +168,16 @@ def test_a_noisy_estimator_is_reported_once(make_policy, make_batch):
 
 
 def test_an_error_that_cannot_be_measured(make_policy, make_batch):
-    """The head sees response tokens only: VNet learns, and a line says what is missing."""
+    """The head sees response tokens only: VNet learns, and a line says what is missing; ghost refuses."""
     policy = make_policy(target_modules=["q_proj", "lm_head"])
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
     weighting = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-2), check_every=1)
-    with pytest.warns(UserWarning, match="meta/estimator_error is not measured: .* whole rows"):
-        found = weighting.update(StepPairs(policy, DPO(BETA), train, None), meta, 0.05, 0.05)
+    pairs = StepPairs(policy, DPO(BETA), train, None)
+    with pytest.warns(UserWarning, match="meta/estimator_error is not measured: .* whole rows, but lm_head"):
+        found = weighting.update(pairs, meta, 0.05, 0.05)
     assert weighting.updates == 1 and "meta/estimator_error" not in found
+    with pytest.raises(UserError, match=r"lm_head .* leave it out of target_modules, or use CentralDiff"):
+        VNetWeighting(PromptAugmentationConsistency(0.99)).update(pairs, meta, 0.05, 0.05)
 
 
 def test_starts(monkeypatch):
