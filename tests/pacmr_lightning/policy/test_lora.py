@@ -58,11 +58,7 @@ LACKS = (
         ),
         (["embed_tokens"], None, "embed_tokens, where PEFT's layer is of the kind Embedding, but"),
         (["q_proj"], {"layers_to_transform": [0, 9]}, "layer 9 in layers_to_transform, which adapts nothing"),
-        (
-            ALL,
-            {"layers_to_transform": [0]},
-            "`layers_to_transform` cannot be used when `target_modules` is a str",
-        ),
+        (r".*\.q_proj", {"layers_to_transform": [0]}, "is a str.; set target_modules to a list of names"),
         (ALL, {"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
         (ALL, {"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope, .*; leave it out"),
         (ALL, {"init_lora_weights": "eva"}, "init_lora_weights eva, which needs data"),
@@ -77,11 +73,13 @@ def test_what_the_model_lacks_or_is_without_effect(modules, options, message, sa
 
 def test_options_that_have_an_effect_beside_pefts_defaults(save_model):
     options = {"rank_pattern": {"q_proj": 2}, "exclude_modules": ["down_proj"], "use_rslora": True}
+    options |= {"layers_to_transform": [1]}
     default = {"bias": "none", "use_dora": False, "modules_to_save": None, "loftq_config": {}}
     policy = PolicyModel(save_model("llama"), rank=4, lora_options=options | default)
     policy.build()
     shapes = {name.split(".")[-4]: a.shape for name, a in policy.adapter().items() if "lora_A" in name}
     assert "down_proj" not in shapes and shapes["q_proj"][0] == 2 and shapes["v_proj"][0] == 4
+    assert all(".layers.1." in name for name in policy.adapter()) and len(shapes) == 6
 
 
 def test_a_regular_expression_and_conv1d(save_model):
