@@ -17,7 +17,7 @@ from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..errors import UserError, first_line
 from ..files import check_writable, expanded, local_path, replacing
 from ..policy import PolicyModel
-from ..policy.base_model import plain_model
+from ..policy.base_model import is_random, plain_model
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.lora import ADAPTER
 from ..policy.merged_adapters import KEPT, merge_rounded
@@ -108,8 +108,10 @@ def export(
             module.policy.model.generation_config.save_pretrained(folder)
         # Last, since PEFT writes its own card.
         (folder / "README.md").write_text(card, encoding="utf-8")
-    loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
-    print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
+    call = f'AutoModelForCausalLM.from_pretrained("{loaded or out}")'
+    if not merged:  # PEFT's auto class adds embeddings where the tokenizer has more tokens
+        call = f'PeftModel.from_pretrained({call}, "{out}")'
+    print(f"{out} is complete; load it with {call}.")
     if not merged and hub_base is None:
         print(
             f"The adapter needs its base, {os.path.abspath(bottom)} (base_model_name_or_path in "
@@ -156,7 +158,7 @@ def merge(
     # Restore the cache and dropout, which training disables.
     original = AutoConfig.from_pretrained(bottom).to_dict()
     for key in model.config.to_dict():
-        if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
+        if key in original and (key == "use_cache" or is_random(key)):
             setattr(model.config, key, original[key])
     return model
 

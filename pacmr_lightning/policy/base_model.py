@@ -199,8 +199,6 @@ def parameter_count(name: str) -> int:
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:
-    # OPT skips whole layers; Mixtral, MiniMax and DBRX add noise to a router's inputs.
-    others = ("pdrop", "layerdrop", "input_jitter_noise", "moe_jitter_eps")
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
             holder.p = 0.0
@@ -208,10 +206,14 @@ def _switch_off_dropout(model: PreTrainedModel) -> None:
             # Phi-MoE draws its experts in training mode.
             holder.eval().train = partial(_unchanged, holder)  # type: ignore[method-assign]
         for name, value in list(vars(holder).items()):
-            if isinstance(value, float) and (
-                "dropout" in name or name.endswith(others) or name == "jitter_noise"
-            ):
+            if isinstance(value, float) and is_random(name):
                 setattr(holder, name, 0.0)
+
+
+def is_random(name: str) -> bool:
+    """True for the name of a module's or config's dropout, or of another chance in training."""
+    # OPT skips whole layers; Mixtral, MiniMax and DBRX add noise to a router's inputs.
+    return bool(re.search("dropout|(pdrop|layerdrop|input_jitter_noise|moe_jitter_eps|^jitter_noise)$", name))
 
 
 def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:

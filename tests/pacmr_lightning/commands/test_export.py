@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -29,7 +29,7 @@ VNET = ["--model.weighting", "VNetWeighting", "--model.weighting.every", "1", "-
 VNET += ["--model.weighting.outer", "PromptAugmentationConsistency", "--model.weighting.outer.tau", "0.5"]
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
 SHAPE |= {"max_position_embeddings": 256}
-LLAMA = {"intermediate_size": 48, "attention_dropout": 0.1}
+LLAMA = {"intermediate_size": 48, "attention_dropout": 0.1, "layerdrop": 0.1}
 HEAD = ["--model.policy.target_modules", "[q_proj,lm_head]"]
 RUNS = {
     "pacmr": ({}, [*VNET, "--data.noise_rate", "0.3"]),
@@ -49,6 +49,8 @@ def make_base(folder, tokenizer, changes, adapter):
     torch.manual_seed(0)
     shape = SHAPE | {"vocab_size": len(tokenizer) + PADDING, "bos_token_id": tokenizer.bos_token_id}
     shape |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    if changes:  # as Gemma 3, whose last token has no row of the embeddings
+        tokenizer.add_tokens([f"<{i}>" for i in range(PADDING + 1)])
     kind, more = ("gpt2", {}) if changes is None else ("llama", LLAMA | changes)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **more))
     model.generation_config.update(do_sample=True, temperature=0.7)
@@ -132,7 +134,7 @@ def refused(arguments, capsys):
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
-def test_an_export_is_the_policy(kind, trained, exported, capsys):
+def test_an_export_is_the_policy(kind, trained, exported, capsys, monkeypatch):
     """Merged, and as an adapter on its base: if that is an adapter itself, on the plain model under it."""
     run = trained(kind)
     policy = policy_of(run)
@@ -152,10 +154,12 @@ def test_an_export_is_the_policy(kind, trained, exported, capsys):
     out = exported(kind)
     said = " ".join(capsys.readouterr().err.split())
     base = "plain" if kind == "adapter" else "model"
-    assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said
+    call = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{run.parent / base}"), "{out}")'
+    assert f"load it with {call}." in said
     assert f"{run.parent / base} (base" in said
     assert f"A LoRA adapter for `{base}`" in (out / "README.md").read_text()
-    model = AutoPeftModelForCausalLM.from_pretrained(out)
+    monkeypatch.chdir(out.parent)
+    model = run_code(out)[0]["model"]
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
     settings = json.loads((out / "adapter_config.json").read_text())
@@ -170,7 +174,7 @@ def test_an_adapter_that_is_not_one_with_the_policy(kind, trained, tmp_path, cap
 
 
 def test_tokenizer_and_configs_are_the_bases(trained, exported):
-    for kind, dropout in (("gpt2", "resid_pdrop"), ("pacmr", "attention_dropout")):
+    for kind, dropout in (("gpt2", "resid_pdrop"), ("pacmr", "attention_dropout"), ("pacmr", "layerdrop")):
         out, base = exported(kind, "--merged"), trained(kind).parent / "model"
         config, original = AutoConfig.from_pretrained(out), AutoConfig.from_pretrained(base)
         # The policy runs without either; the exported model need not.
