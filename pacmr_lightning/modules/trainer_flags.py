@@ -26,6 +26,8 @@ OF_A_RUN = {
     ("enable_checkpointing", False): "audit, refine and export read a run's last state",
 }
 """Values of flags that ``pacmr fit`` refuses."""
+CASTS = ("bf16", "bfloat16", "fp16", "amp", "torch_autocast")
+"""Sections of DeepSpeed's config that cast weights or their products."""
 
 
 def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
@@ -41,12 +43,23 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
     for name, why in {} if automatic else FLAGS.items():
         if (value := getattr(trainer, name)) != (1 if name == "accumulate_grad_batches" else None):
             raise UserError(f"trainer.{name} is {getattr(value, 'value', value)}, but {why}; leave it out.")
-    by_deepspeed = isinstance(trainer.strategy, strategies.DeepSpeedStrategy)
-    if by_deepspeed and (batches := trainer.accumulate_grad_batches) > 1:
-        raise UserError(
-            f"trainer.accumulate_grad_batches is {batches}, but DeepSpeed loses an epoch's last batches if "
-            "they are fewer; set it to 1 with a larger data.batch_size, or trainer.strategy to ddp."
-        )
+    if isinstance(trainer.strategy, strategies.DeepSpeedStrategy):
+        if (batches := trainer.accumulate_grad_batches) > 1:
+            raise UserError(
+                f"trainer.accumulate_grad_batches is {batches}, but DeepSpeed loses an epoch's last batches "
+                "if they are fewer; set it to 1 with a larger data.batch_size, or trainer.strategy to ddp."
+            )
+        config, precision = trainer.strategy.config or {}, trainer.precision
+        # DeepSpeed takes the "auto" of transformers for off in a section, and fails on it elsewhere.
+        on = [n for n in CASTS if (config.get(n) or {}).get("enabled", "auto") not in (False, "auto")]
+        casts = [f"trainer.precision {precision}"] * (precision != "32-true") + [f"{n} enabled" for n in on]
+        own = ("optimizer", "scheduler", "train_batch_size", *([] if automatic else ["gradient_clipping"]))
+        others = [f"{n} {value}" for n, value in config.items() if value == "auto" or (n in own and value)]
+        if wrong := casts + others:
+            why = "other options of the run set that"
+            if casts:
+                why = "trains in 32-true (half precision: the policy's dtype, or in SFT ddp with bf16-mixed)"
+            raise UserError(f"DeepSpeed is given {wrong[0]}, but {why}; leave it out.")
     forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
     if forks and not automatic and trainer.state.fn == TrainerFn.FITTING:  # SFT saves its model in them
         raise UserError(

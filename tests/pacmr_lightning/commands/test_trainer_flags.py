@@ -17,6 +17,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.trainer_flags import CALLBACKS, FLAGS
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 
 from ...conftest import fails, files, quiet_trainer, short_fit, write_lines
 
@@ -182,6 +183,10 @@ def test_from_python(tmp_path):
     said = r"batches is 2, but .* data\.global_batch_size, cut by model\.micro_batch_size; leave it out"
     with pytest.raises(UserError, match=rf"trainer\.accumulate_grad_{said}"):
         quiet_trainer(tmp_path, accumulate_grad_batches=2).fit(module, data)
+    sections = {"bf16": {"enabled": True}}, {"fp16": {"enabled": "auto"}, "optimizer": {"type": "AdamW"}}
+    for config in (*sections, {"gradient_clipping": 0.1}, {"train_micro_batch_size_per_gpu": "auto"}):
+        with pytest.raises(UserError, match=f"DeepSpeed is given {[*config][-1]} .*; leave it out"):
+            quiet_trainer(tmp_path, strategy=LoraDeepSpeedStrategy(config=config)).fit(module, data)
     with pytest.raises(UserError, match="LearningRateFinder"):
         Tuner(quiet_trainer(tmp_path)).lr_find(module, datamodule=data)
     with pytest.raises(Exception, match=r'UserError: .* lost; give devices=1 .* strategy="ddp" in a script'):

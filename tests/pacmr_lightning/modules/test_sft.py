@@ -162,6 +162,8 @@ def test_half_precision_is_for_the_base_alone(base, built, tmp_path):
     assert module.token_losses(batch).dtype == torch.float32
     with pytest.raises(UserError, match=r"is torch.bfloat16, .* set trainer.precision"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(), precision="bf16-true")
+    with pytest.raises(UserError, match=r"bf16-mixed, but trains in 32-true .* ddp with bf16-mixed"):
+        fit(tmp_path, SFTModule("nowhere"), make_data(), precision="bf16-mixed", strategy="deepspeed")
 
 
 @pytest.mark.parametrize("lora", [None, DROPPING])
