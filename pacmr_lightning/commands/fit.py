@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages registers the short names of their classes for YAML.
@@ -33,8 +34,10 @@ from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, check_flags, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder, unmoved
 from ..runs.loggers import ContinuedCSVLogger, RunBoard, wandb_ends
-from ..runs.option_parser import OptionParser
+from ..runs.option_parser import UNIONS, OptionParser
 from ..strategies import check_strategy
+
+UNIONS.append(Strategy | str)  # a class path is no strategy's name
 
 
 class Parser(OptionParser, LightningArgumentParser):

@@ -206,10 +206,11 @@ class PolicyModel(nn.Module):
         self.train()
         if announce:
             trained = sum(parameter.numel() for parameter in self.adapter().values())
-            # A 4-bit weight has half as many bytes as parameters.
+            # A 4-bit weight has half as many bytes as parameters, one under ZeRO-3 none here.
+            total = base.num_parameters() + sum(shape(p).numel() - p.numel() for p in base.parameters())
             rank_zero_info(
                 f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
-                f"{trained:,} trained of {base.num_parameters():,} parameters."
+                f"{trained:,} trained of {total:,} parameters."
             )
 
     def recompute(self, recomputed: Recomputed) -> None:

@@ -68,10 +68,8 @@ def _strategy(config: Namespace) -> tuple[str, type, Namespace]:
     given = config.trainer.strategy
     if isinstance(given, Namespace):
         return given.class_path, resolve_name(given.class_path), given.get("init_args") or Namespace()
-    if given in strategies.StrategyRegistry:
-        entry = strategies.StrategyRegistry[given]
-        return given, entry["strategy"], Namespace(**entry["init_params"])
-    return given, strategies.Strategy, Namespace()
+    entry = dict(strategies.StrategyRegistry).get(given, {"strategy": strategies.Strategy, "init_params": {}})
+    return given, entry["strategy"], Namespace(**entry["init_params"])
 
 
 def resolve_auto(config: Namespace) -> None:

@@ -21,8 +21,8 @@ from ..errors import UserError, construct, user_error
 from ..files import expanded
 from .shipped_configs import with_files
 
-NUMBERS = (int | float, int | float | None)
-"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 all batches."""
+UNIONS: list[Any] = [int | float, int | float | None]
+"""Types in the order to try: a ``trainer.limit_val_batches`` of 1 is one batch, of 1.0 all batches."""
 LONGEST = 80
 """Characters of a value in a message."""
 
@@ -76,11 +76,11 @@ class OptionParser(ArgumentParser):
         self._file: str | None = None
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse int before float: ``typing`` may return an equal union in another order."""
+        """Try a union's types in the order of ``UNIONS``: ``typing`` may return an equal one in another."""
         action: Any = kwargs.get("action")
         kind = getattr(action, "_typehint", None)
-        if kind in NUMBERS:
-            action._typehint = NUMBERS[NUMBERS.index(kind)]
+        if kind in UNIONS:
+            action._typehint = UNIONS[UNIONS.index(kind)]
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:

@@ -50,9 +50,11 @@ def run(command, status=0):
 @pytest.mark.slow
 def test_zero_3_through_the_command_line(fit):
     """torchrun's two processes with parts of the base leave what one process leaves, callbacks' files too."""
-    run(["pacmr_lightning", *fit("one")])
+    alone = run(["pacmr_lightning", *fit("one")])
     group = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pacmr_lightning"]
-    run([*group, *fit("two", strategy="zero3", devices=2)])
+    together = run([*group, *fit("two", strategy="zero3", devices=2)])
+    [size] = [line for line in alone.stderr.splitlines() if "trained of" in line]
+    assert size in together.stderr
     one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
     assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
@@ -100,7 +102,8 @@ def test_lightnings_names(fit):
     parser, arguments = parser_of("fit"), fit("run")[1:]
     names = [name for name in StrategyRegistry if StrategyRegistry[name]["strategy"] is DeepSpeedStrategy]
     assert len(names) >= 7
-    config = parser.parse_args(arguments)
+    config = parser.parse_args([*arguments, "--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"])
+    assert config.trainer.strategy.class_path.endswith(".DDPStrategy")
     for name in ("ddp", "auto", *names):
         config.trainer.strategy = name
         use_lora_deepspeed(config)
