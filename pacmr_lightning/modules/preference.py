@@ -334,7 +334,7 @@ class PreferenceModule(TrainedOnly):
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
             losses = self.objective.group_value(losses).expand_as(losses)
-        self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm})
+        self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm.expand_as(losses)})
         floor = None if self.weighting.soft_labels else getattr(self.weighting, "floor", 0.0)
         self.weight_statistics.add(inner.weights, train.flipped, floor)
 
