@@ -6,13 +6,12 @@ The file is that of ``research.votes``. Fold k has the sides of three debates as
 votes say is its label.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import write_json_lines
 
 from . import command
@@ -43,11 +42,15 @@ def vote_folds(file: str, *, output: str, train: int = 800, test: int = 240, cha
     fold_of = dict(zip(random.permutation(debates), np.arange(len(debates)) % FOLDS, strict=True))
     for fold in range(FOLDS):
         inside = pairs["category"].map(fold_of) == fold
+        checked = pairs[inside & pairs["flipped"].notna()]
+        for option, asked, there in (("train", train, (~inside).sum()), ("test", test, len(checked))):
+            if asked > there:
+                raise UserError(f"{file} has {there} pairs for fold {fold}; lower --{option} {asked}.")
         trained = pairs[~inside].sample(train, random_state=fold)
         trained = trained.assign(
             augmented_prompt=[reworded(*row) for row in trained[["id", "prompt"]].to_numpy()]
         )
-        decided = pairs[inside & pairs["flipped"].notna()].sample(test, random_state=fold)
+        decided = checked.sample(test, random_state=fold)
         contradicted = decided["flipped"].astype(bool)
         by_majority = decided.assign(
             chosen=decided["chosen"].where(~contradicted, decided["rejected"]),

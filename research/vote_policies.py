@@ -5,8 +5,6 @@
 ``runs/vote-policies`` has the folds that ``research.vote_folds`` wrote.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 from pacmr_lightning.analysis.last_pass import log_probs
 from pacmr_lightning.batch import LogProbs
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import write_frame
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run, ready
@@ -36,6 +35,8 @@ def vote_policies(folder: str, *, folds: str = "runs/vote-policies", output: str
         output: CSV with a row per cell; it is read if the folder has no cells.
     """
     rows = list(cells(Path(folder), Path(folds)))
+    if not rows and output is None:
+        raise UserError(f"{folder} has no finished runs; name the sweep's folder, or a table by --output.")
     cell = pd.DataFrame(rows) if rows else pd.read_csv(str(output))
     if rows and output is not None:
         write_frame(output, cell)

@@ -37,6 +37,8 @@ def test_help_and_index(name, capsys):
         (["when_dpo_goes_wrong", "--figure", "x.png", "--folder", "nowhere"], "nowhere has no runs"),
         (["label_influence", "nowhere.jsonl", "--model", "x"], "nowhere.jsonl cannot be read"),
         (["votes", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["vote_folds", "few.jsonl", "--output", "x"], "0 pairs for fold 0; lower --train 800"),
+        (["vote_policies", "nowhere"], "nowhere has no finished runs"),
         (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),
         (["probe_sizes", "--figure", "/dev/null/x.png"], "/dev/null"),
@@ -44,6 +46,7 @@ def test_help_and_index(name, capsys):
 )
 def test_bad_input(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("few.jsonl").write_text('{"chosen": "a", "rejected": "b", "category": "c", "flipped": true}\n')
     with pytest.raises(SystemExit) as stop:
         import_module(f"research.{words[0]}").main(words[1:])
     assert stop.value.code == 2
