@@ -1,7 +1,5 @@
 """Bars of measurements, for the benchmarks' figures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 

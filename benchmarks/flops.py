@@ -1,7 +1,5 @@
 """Arithmetic that a DPO step needs, and the rate of a model's matrix products."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -9,8 +9,6 @@ That policy leaves the choice within a kind to the reference. So its KL and rewa
 probabilities a reference of few layers gives in seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path

@@ -13,8 +13,6 @@ numbers. Label 0: y_a is better. Everything is differentiable, in a rate where i
     rho0            scale of the oracle weights, in (0, min(1 - eps0, 1 - eps1)); their ratio is free of it
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -7,8 +7,6 @@ file is one of ``pacmr sweep`` with a section ``frontier``; ``given`` is the kno
 method gets. Its tuning seeds run first; of the other seeds only the best options on these run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -8,8 +8,6 @@ coefficients do. CHES (arXiv 2410.08847) is <a, b> - <a, a>, a and b the summed 
 rejected response.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import torch

@@ -10,8 +10,6 @@ Original labels count as right; some are swapped at random, and all are ranked b
 The model runs once. Several models see the same pairs where ``lengths_by`` names one of them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from rich.console import Console

@@ -3,8 +3,6 @@
 python -m research.probe_sizes --figure research/notebook/probe-sizes.png
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt

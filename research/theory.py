@@ -6,8 +6,6 @@ Swapping a pair's two responses changes the sign of u, s, logit(q) and log(g+ / 
 into 1 - p. The order is arbitrary, so every number here is over the pairs in both orders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ where they do not decide. No score sees them. A prompt is a side of a debate, so
 labels of other debates.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@
 Without ``--folder`` it draws the kept curves.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -125,18 +125,37 @@ def test_central_rows_run_again():
     first_line = "\n| second run | 20% flipped | 30% flipped | 40% flipped |\n"
     cells = table(notebook("methods-at-their-best-beta"), first_line)
     names = {"DPO, first pass": "first", **{name: METHODS[name] for name in METHODS if name in cells}}
-    assert len(cells) == 9
-    for label, printed in cells.items():
+    assert len(cells) == 12
+    for row, printed in cells.items():
+        label, accuracy, _ = row.partition(", accuracy")
+        measure = "gold_accuracy" if accuracy else "gold_reward"
         for noise, cell in zip((0.2, 0.3, 0.4), printed, strict=True):
-            numbers = [float(number) for number in re.findall(r"[+-]?\d+\.\d+", cell)]
+            shown = re.findall(r"[+-]?\d+\.\d+", cell)
             first, *other = (runs("frontier-report", names[x], noise=noise) for x in label.split(" minus "))
             if other:
-                gaps = first["gold_reward"] - other[0]["gold_reward"]
-                assert list(interval(gaps)) == pytest.approx(numbers, abs=0.0051)
+                assert_as_printed(list(interval(first[measure] - other[0][measure])), shown)
             else:
-                assert_means(first, numbers[0], *numbers[2:])
+                assert_means(first, *(float(shown[place]) for place in (0, 2, 3)))
     shown = ", ".join(minus_dpo(kept_runs("frontier-report"), "pacmr", (0.2, 0.3, 0.4)))
     assert shown.replace(", +", ", ") in README.replace("], +", "], ")
+
+
+def test_what_the_large_table_says():
+    """Gold reward at the best betas minus DPO's, by the table's own numbers."""
+    page = notebook("methods-at-their-best-beta")
+    cells = re.findall(
+        r"^\| ([^|±]+) \| ([^|]+)" + r" \| \**([\d.]+)\** ±[^|]+" * 3 + r"\|$", page, re.MULTILINE
+    )
+    found = pd.DataFrame(cells).set_index(1).drop(["DPO, first pass", "Oracle weights"])
+    twice, more = found.pop(0).str.contains("passes"), found.astype(float)
+    more = (more - more.loc["DPO"]).round(2)
+    others, once = more[twice].drop("PerpCorrect"), more[~twice].drop("Co-teaching")
+    assert len(more) == 28 and once.abs().max(axis=None) < 0.1
+    low, high, most = others.min(axis=None), others.max(axis=None), more.loc["PerpCorrect"].max()
+    assert f"Co-teaching ({more.loc['Co-teaching'].min()} at 30%)" in page
+    assert f"pass adds {low} to {high}, PerpCorrect with 256 clean pairs up to {most}." in page
+    ropo, rpo_em = more.loc[["ROPO", "RPO-EM"], 2]
+    assert f"ROPO and RPO-EM are ahead of DPO by {ropo} and {rpo_em}" in " ".join(page.split())
 
 
 def test_checkpoints():
@@ -479,19 +498,21 @@ def test_kinds_of_noise():
     found = table(
         notebook("kinds-of-noise"),
         "| labels | first pass (DPO, beta 1) | PACMR-DPO, beta 2 | two epochs, best beta | refined "
-        "| refined - first pass | refined - two epochs |\n",
+        "| refined - first pass | refined - two epochs | the same, accuracy |\n",
     )
     assert found.keys() == KINDS.keys()
     for label, cells in found.items():
         kind = KINDS[label]
         beta = float(re.search(r"; ([\d.]+)\)", cells[2])[1])
         asked = (("first", None), ("pacmr", None), ("dpo_two_epochs", beta), ("estimated", None))
-        first, pacmr, twice, refined = (
-            runs("noise-kinds-report", name + kind, beta)["gold_reward"] for name, beta in asked
-        )
-        assert all(len(part) == 10 for part in (first, pacmr, twice, refined))
-        means = [part.mean() for part in (first, pacmr, twice, refined, refined - first, refined - twice)]
-        np.testing.assert_allclose(means, [first_number(cell) for cell in cells], atol=0.0051, rtol=0)
+        kept = [runs("noise-kinds-report", name + kind, beta) for name, beta in asked]
+        assert all(len(part) == 10 for part in kept)
+        first, pacmr, twice, refined = (part["gold_reward"] for part in kept)
+        means = [part.mean() for part in (first, pacmr, twice, refined)]
+        assert means == pytest.approx([first_number(cell) for cell in cells[:4]], abs=0.0051)
+        more = kept[3]["gold_accuracy"] - kept[2]["gold_accuracy"]
+        for gaps, cell in zip((refined - first, refined - twice, more), cells[4:], strict=True):
+            assert_as_printed(list(interval(gaps)), re.findall(r"[+-]\d\.\d+", cell))
 
 
 PAGE = {
