@@ -70,8 +70,7 @@ class GenerationWriter(BasePredictionWriter):
         stored = self._answers.exists() and not trainer.fast_dev_run
         self._store = AnswerStore(self._answers) if stored else None
         self._rows, self._stored = {}, 0
-        # LoRA's B matrices are zero until they are trained.
-        if not any(p.any() for name, p in pl_module.policy.adapter().items() if ".lora_B." in name):
+        if not pl_module.policy.is_trained:
             rank_zero_info(
                 "The adapter is untrained, so these are the reference's responses; --ckpt_path names a "
                 "trained policy."

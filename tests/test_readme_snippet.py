@@ -60,3 +60,5 @@ def test_the_snippet(inside, tiny_llama):
     ):
         with pytest.raises(UserError, match=said):
             audit(*wrong, options=options)
+    quiet_trainer("third", names["callbacks"][:2], max_steps=1).fit(module, data)  # a cell that is run again
+    assert "so no label counts as unseen" in audit(module, data).notes[0]

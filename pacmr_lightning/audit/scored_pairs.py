@@ -97,6 +97,9 @@ def score_fit(
     scorer: Scorer | None = options.score
     visits = read_weights(str(run)) if scorer is None and weight_parts(str(run)) else None
     notes = _check_pairs(options, data.source, data.train_pairs)
+    if visits is not None and module.began_trained:
+        visits = None
+        notes.append("The policy was already trained when the fit began, so no label counts as unseen.")
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     if scorer == "probe":
         linear_probe.check_groups(groups)
@@ -211,7 +214,7 @@ def _completed(pairs: pd.DataFrame, data: Any) -> tuple[pd.DataFrame, list[str]]
     if several:
         notes.append(f"{several:,} of {len(votes):,} labels are of pairs with several votes, which p uses.")
     if ties:
-        notes.append(f"{ties:,} labels are ties: half a vote for each response, and never suspected.")
+        notes.append(f'{ties:,} labels are ties (label "tie", or as many votes for each), never suspected.')
     return pairs.join(votes), notes
 
 

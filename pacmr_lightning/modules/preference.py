@@ -121,6 +121,7 @@ class PreferenceModule(TrainedOnly):
         self.weight_statistics = WeightStatistics()
         self.options: dict[str, Any] = {}
         self.outer_values: dict[str, Tensor] = {}
+        self.began_trained = False  # True if the labels of a fit may have been seen before it
 
     @property
     def vnet(self) -> torch.nn.Module | None:
@@ -243,6 +244,7 @@ class PreferenceModule(TrainedOnly):
             self.policy.lora_layers()  # raises for experts
         if self.trainer.ckpt_path is None:  # else the checkpoint's choice
             self._resolve_auto(data)
+            self.began_trained |= self.trainer.global_step == 0 and self.policy.is_trained
 
     def _resolve_auto(self, data: Any) -> None:
         """Choose ``micro_batch_size`` and ``gradient_checkpointing`` where they are "auto"."""
@@ -398,7 +400,7 @@ class PreferenceModule(TrainedOnly):
         """Keep trainable parameters only; add options, the reference's digest and learned state."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
-        checkpoint["options"] = self.options
+        checkpoint["options"], checkpoint["began_trained"] = self.options, self.began_trained
         checkpoint["reference"] = self._reference_weights()
         checkpoint["weighting"] = self.weighting.state_dict()
         checkpoint["objective"] = self.objective.state_dict()
@@ -436,6 +438,7 @@ class PreferenceModule(TrainedOnly):
             part.load_state_dict(checkpoint[name])
         if not is_fitting(self):
             check_options(checkpoint["options"], self._own_options())
+        self.began_trained = checkpoint.get("began_trained", False)
         metrics = checkpoint["metrics"]
         # Sums over all ranks, continued by one.
         if self.global_rank == 0:

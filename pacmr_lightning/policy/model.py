@@ -230,6 +230,11 @@ class PolicyModel(nn.Module):
         return next(iter(self.adapter().values()), next(self.parameters())).device
 
     @property
+    def is_trained(self) -> bool:
+        """True if a B of LoRA, all of which are zero until they are trained, is not."""
+        return any(bool(p.any()) for name, p in self.adapter().items() if ".lora_B." in name)
+
+    @property
     def is_sharded(self) -> bool:
         """True under ZeRO-3, where a forward pass needs all ranks."""
         return is_sharded(next(self.parameters()))
