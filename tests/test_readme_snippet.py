@@ -61,4 +61,5 @@ def test_the_snippet(inside, tiny_llama):
         with pytest.raises(UserError, match=said):
             audit(*wrong, options=options)
     quiet_trainer("third", names["callbacks"][:2], max_steps=1).fit(module, data)  # a cell that is run again
+    assert pd.read_json("third/summary.json", typ="series")[["vnet_updates", "vnet_skipped"]].sum() == 1
     assert "so no label counts as unseen" in audit(module, data).notes[0]

@@ -166,6 +166,8 @@ class PreferenceModule(TrainedOnly):
             raise UserError(
                 "PreferenceModule needs a datamodule that pairs its batches; give fit a PreferenceDataModule."
             )
+        if self.vnet is not None and self.trainer.global_step == 0:  # an earlier fit's; restored later
+            self.weighting.updates = self.weighting.skipped = 0
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)

@@ -187,8 +187,6 @@ class VNetWeighting(Weighting):
         self._said_error = False
         self.keep_gradients = keep_gradients
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
-        self.updates = 0
-        self.skipped = 0
 
     def update(
         self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
@@ -237,7 +235,7 @@ class VNetWeighting(Weighting):
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Set the start offset if "auto" was given and VNet has not learned yet."""
-        if self._asked == "auto" and not self.updates:
+        if self._asked == "auto" and not self.vnet_optimizer.state:
             self.start_offset = auto_offset(rate)
             self.vnet.start(self.start_slope, self.start_offset)
 

@@ -35,7 +35,8 @@ class Weighting(Stateful, ABC):
     """The network that learns, if any; ``pacmr export`` writes a ``VNet``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
     updates: int = 0
-    """Updates of ``vnet``, for the logs."""
+    """Updates of ``vnet`` in this fit, for the logs."""
+    skipped: int = 0
 
     keep_gradients: AskedGradients = "auto"
     """If true, each pair's gradient is kept in steps with an ``update``."""
