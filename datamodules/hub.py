@@ -17,7 +17,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.json.json import JsonConfig
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
-from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.errors import UserError, check_is, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest, expanded, is_file_of_rows
 from pacmr_lightning.policy.hub_access import locate
@@ -212,8 +212,11 @@ class HubPreferences(_HubRows, Source):
         return write_cleaned(self.load_all(), self.path, path, drop, flip, split)
 
 
-def pairs_of(place: str | Path) -> Source:
+def pairs_of(place: Source | str | Path) -> Source:
     """Return the source of a file of pairs (JSON Lines, Parquet), else of the Hub's dataset of that name."""
+    check_is((Source, str, Path), "a file, Hub id or Source; write rows to a JSON Lines file", source=place)
+    if isinstance(place, Source):
+        return place
     return Files(str(place)) if is_file_of_rows(place) else HubPreferences(str(place))
 
 

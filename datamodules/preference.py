@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import PairBatch, TrainingBatch
-from pacmr_lightning.errors import UserError, check_at_least, check_choice, check_within
+from pacmr_lightning.errors import UserError, check_at_least, check_choice, check_is, check_within
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
@@ -21,6 +21,7 @@ from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
 from .evaluation_prompts import EvaluationPrompt, draw_prompts, prompt_loader
+from .hub import pairs_of
 from .noise.base import LabelNoise, SymmetricNoise
 from .noise.groups import AnnotatorNoise
 from .sampling import stratified_sample
@@ -46,7 +47,7 @@ class PreferenceDataModule(LightningDataModule):
     ``augmented_prompt``, else from rules.
 
     Args:
-        source: where the pairs come from.
+        source: where the pairs come from; in Python also a file or Hub id, as in ``pairs_of``.
         tokenizer: a model's folder or Hub id.
         max_length: tokens of a prompt with its longer response; longer pairs are dropped and counted.
         tokenization: "openrlhf" for OpenRLHF's rules: no BOS but that of a text or template, a space and EOS
@@ -108,6 +109,7 @@ class PreferenceDataModule(LightningDataModule):
         validation_sample: int | None = None,
     ):
         super().__init__()
+        source, clean_meta = pairs_of(source), clean_meta and pairs_of(clean_meta)
         check_at_least(2, **{"max_length (tokens of prompt and response)": max_length})
         check_at_least(1, global_batch_size=global_batch_size, validation_batch_size=validation_batch_size)
         check_at_least(1, predict_prompts=predict_prompts, predict_max_length=predict_max_length)
@@ -119,6 +121,7 @@ class PreferenceDataModule(LightningDataModule):
                 f"clean_meta is {clean_meta.name}, but the weighting has no meta-batch; give one that "
                 "has (VNetWeighting with CleanPreference), or remove clean_meta."
             )
+        check_is((LabelNoise, type(None)), "a LabelNoise, such as SymmetricNoise(0.3)", noise=noise)
         check_within("(0, 1]", curriculum_share=curriculum_share)
         if curriculum is None and curriculum_share != 0.5:
             raise UserError(

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pacmr_lightning.errors import UserError, check_at_least, check_choice
+from pacmr_lightning.errors import UserError, check_at_least, check_choice, check_is
 from pacmr_lightning.files import expanded
 from pacmr_lightning.modules.sft import IGNORED
 from pacmr_lightning.policy.positions import check_tokens
@@ -83,6 +83,7 @@ class SFTDataModule(LightningDataModule):
         self.vocab_size = vocab_size
         self.max_length = max_length
         check_choice(Tokenization, tokenization=tokenization)
+        check_is(Completions, "a source of completions, such as CompletionFiles", source=source)
         self.tokenization = tokenization
         self.batch_size = batch_size
         self.seed = seed

@@ -82,6 +82,14 @@ def check_choice(kind: Any, **options: object) -> None:
             raise UserError(f"{name} is {value}, but it must be {', '.join(others)} or {last}.")
 
 
+def check_is(kinds: Any, wanted: str, /, **objects: object) -> None:
+    """Raise a UserError for the first object of other classes than ``kinds``; ``wanted`` names these."""
+    for name, value in objects.items():
+        if not isinstance(value, kinds):
+            given = repr(value) if isinstance(value, (str, type, NoneType)) else f"a {type(value).__name__}"
+            raise UserError(f"{name} is {given}, but it must be {wanted}.")
+
+
 def check_rates(**rates: float) -> None:
     """Raise a UserError unless options are flip probabilities in [0, 1)."""
     check_within("[0, 1)", "; use 0.2 for 20%", **rates)

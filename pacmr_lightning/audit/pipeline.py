@@ -13,7 +13,7 @@ import torch
 
 from ..datamodules import PreferenceDataModule, Source, pairs_of
 from ..datamodules.reading import readable_texts
-from ..errors import UserError
+from ..errors import UserError, check_is
 from ..files import check_writable, expanded, local_path, write_frame, write_text
 from ..modules import PreferenceModule
 from ..modules.schedule import datamodule
@@ -104,8 +104,10 @@ def audit(
         UserError: options do not fit, or files are missing or do not fit.
     """
     options = AuditOptions() if options is None else options
+    check_is(AuditOptions, "an AuditOptions", options=options)
     if isinstance(run, PreferenceModule):
         return _audit_fit(run, source, options)
+    check_is((str, Path), "a folder, a Hub id or a fitted PreferenceModule", run=run)
     if isinstance(source, PreferenceDataModule):
         raise UserError(f"source is a datamodule, but run is {run}; give the module that was fitted on it.")
     run = str(expanded(run))
@@ -120,7 +122,7 @@ def audit(
         near = similar_folder(Path(run))
         hint = f"did you mean {near}?" if near else "give the pairs, as in --data pairs.jsonl, for a model."
         raise UserError(f"There is no folder {run} of a run; {hint}")
-    if isinstance(source, (str, Path)):
+    if source is not None:
         source = pairs_of(source)
     folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
@@ -20,13 +21,13 @@ from torch.nn.utils import get_total_norm
 from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, check_is
 from ..files import check_writable, expanded, local_path, replacing
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import check_savable, load_base, plain_model, recompute_activations, weights_digest
 from ..policy.chat_template import stop_at_end_tokens
 from ..policy.chunked_log_probs import upcast
-from ..policy.hub_access import locate
+from ..policy.hub_access import locate, pretrained
 from ..policy.lora import SFT_KEYS, add_lora, check_keys, other_parts
 from ..policy.merged_adapters import KEPT, check_mergeable, merge_rounded
 from ..policy.numerics import AskedDtype, base_dtype, check_weights
@@ -133,8 +134,8 @@ class SFTModule(TrainedOnly):
     def setup(self, stage: str) -> None:
         """Check what would otherwise fail after the training."""
         self.val_loss.reset()  # an evaluation left inference tensors
-        if datamodule(self.trainer) is None:
-            raise UserError("SFTModule needs a datamodule with a tokenizer; give fit an SFTDataModule.")
+        if not hasattr(data := datamodule(self.trainer), "update_tokens"):
+            raise UserError(f"datamodule is {data and type(data).__name__}, but must be an SFTDataModule.")
         if stage != "fit":
             return
         self._check_folder(own=True)  # as a resumed run's may be
@@ -146,7 +147,7 @@ class SFTModule(TrainedOnly):
                 f"SFT saves whole weights, but {type(strategy).__name__} splits them over the processes "
                 "here; use trainer.strategy ddp or deepspeed_stage_2."
             )
-        self.options = self._options() | datamodule(self.trainer).fit_options()
+        self.options = self._options() | data.fit_options()
         log_short_run(self.trainer)
 
     def _check_folder(self, own: bool) -> None:
@@ -165,16 +166,18 @@ class SFTModule(TrainedOnly):
         if self.network is not None:
             return
         exclude_cudnn()
-        tokenizer = datamodule(self.trainer).tokenizer
-        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
+        name, new = self.hparams["model"], self.hparams["from_scratch"]
+        try:
+            tokenizer = datamodule(self.trainer).tokenizer
+        except RuntimeError:  # Lightning's, without a trainer
+            check_is(str, "given, or use trainer.validate(module, data, ckpt_path=...)", model=name)
+            tokenizer = pretrained(transformers.AutoTokenizer, name, "model")
+        parts = tokenizer, base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
-        with waiting(f"Loading {self.hparams['model'] or 'a new model'}"):
-            if self.hparams["from_scratch"] is not None:
-                network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
-            else:
-                network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
+        with waiting(f"Loading {name or 'a new model'}"):
+            network = _load_pretrained(name, *parts) if new is None else _new_llama(new, *parts)
         if is_fitting(self):
-            check_savable(network, tokenizer, self.hparams["model"] or "from_scratch")
+            check_savable(network, tokenizer, name or "from_scratch")
         if self.hparams["gradient_checkpointing"]:
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:

@@ -224,9 +224,10 @@ def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
     with pytest.raises(UserError, match=r"another rate .* set model\.learning_rate to the one"):
         run(more=[LearningRateFinder()])
     trainer = run(learning_rate=1e-3, weight_decay=0.5)
-    said = caplog.text
-    assert "learning_rate 0.001 instead of 0.01, weight_decay 0.5 instead of 0.0" in said
-    assert "planned updates 12 instead of 6" in said
+    assert "learning_rate 0.001 instead of 0.01, weight_decay 0.5 instead of 0.0" in caplog.text
+    assert "planned updates 12 instead of 6" in caplog.text
+    content, loaded = torch.load(middle, weights_only=False), SFTModule.load_from_checkpoint(middle)
+    assert_equal(content["state_dict"], {name: loaded.state_dict()[name] for name in content["state_dict"]})
     group = trainer.optimizers[0].param_groups[0]
     assert group["lr"] == pytest.approx(1e-4) and group["weight_decay"] == 0.5
     with pytest.raises(UserError, match="rows of a batch over all processes 4 instead of 8"):
@@ -246,7 +247,6 @@ def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
         run(lora={**LORA, "lora_alpha": 16})
     with pytest.raises(UserError, match=f"weights of {other} differ"):
         run(model=str(other))
-    content = torch.load(middle, weights_only=False)
     trained = {name for name, p in trainer.lightning_module.named_parameters() if p.requires_grad}
     assert content["state_dict"].keys() == trained
     lost = content["state_dict"].popitem()[0]
@@ -321,18 +321,20 @@ def test_the_loss_of_an_update_is_that_of_all_its_batches(base, tmp_path):
 
 
 def test_runs_that_are_refused(base, tmp_path):
-    with pytest.raises(UserError, match="which is more than a model of this run; move that folder, or set"):
-        fit(Path(base).parent, SFTModule(model=base), make_data(rows=8))
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
     note.write_text("keep me")
-    with pytest.raises(UserError, match="more than a model of this run; move that folder, or set save_to"):
-        fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(rows=8))
+    new = SFTModule(from_scratch=SHAPE)
+    for folder, module in ((Path(base).parent, SFTModule(model=base)), (tmp_path, new)):
+        with pytest.raises(UserError, match="is more than a model of this run; move that folder, or set"):
+            fit(folder, module, make_data(rows=8))
+    with pytest.raises(UserError, match=r"model is None, but it must be given, or use trainer\.validate"):
+        SFTModule(from_scratch=SHAPE).configure_model()
     assert note.read_text() == "keep me"
     data = make_data(rows=8)
     data.trainer = quiet_trainer(tmp_path / "run")
     data.setup("fit")
-    with pytest.raises(UserError, match="needs a datamodule"):
+    with pytest.raises(UserError, match="datamodule is None, but must be an SFTDataModule"):
         data.trainer.fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path / "run", SFTModule(from_scratch=SHAPE), data, max_epochs=-1)

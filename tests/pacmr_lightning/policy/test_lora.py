@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.commands.refine import refine
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, SFTDataModule
 from pacmr_lightning.errors import UserError
@@ -110,7 +110,9 @@ def test_a_module_that_there_is_not(save_model):
         (lambda: refine("run", labels="hard"), "hard, but it must be soft, weights, drop, swap or easiest"),
         (lambda: PolicyModel("a", alpha=0), "alpha is 0, but it must be above 0"),
         (lambda: PromptAugmentationConsistency(normalize="M"), "M, but it must be meta or retained"),
-        (lambda: PreferenceDataModule(EmbeddedWorld(8), "a", reference="Live"), "must be live or cached"),
+        (lambda: PreferenceDataModule("a.jsonl", "a", reference="Live"), "must be live or cached"),
+        (lambda: audit("a", [{}]), "source is a list, but it must be .*; write rows to a JSON Lines file"),
+        (lambda: audit(PolicyModel("a"), "b"), "run is a PolicyModel, but it must be a folder, a Hub id"),
         (lambda: SFTDataModule(EmbeddedWorld(8), "a", tokenization="X"), "must be default or openrlhf"),
     ],
 )
