@@ -8,10 +8,10 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..batch import MicroBatchSize, PairBatch, TokenBudget, TrainingBatch
-from ..errors import UserError, check_at_least, check_within
+from ..errors import UserError, check_at_least, check_is, check_within
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..meta_gradient.step_pairs import StepPairs
@@ -99,6 +99,9 @@ class PreferenceModule(TrainedOnly):
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
+        check_is(PolicyModel, "a PolicyModel, made by PolicyModel(NAME)", policy=policy)
+        check_is(Objective, "an Objective, such as DPO()", objective=self.objective)
+        check_is(Weighting, "a Weighting, such as VNetWeighting()", weighting=self.weighting)
         check_soft_labels(self.weighting, self.objective)
         if self.objective.grouped and not isinstance(self.weighting, Unweighted):
             raise UserError(
@@ -160,11 +163,16 @@ class PreferenceModule(TrainedOnly):
             if stage == "fit" or metrics is self.held_out_means:  # an evaluation left inference tensors
                 metrics.reset()
         data = datamodule(self.trainer)
+        if not hasattr(data, "train_pairs") and (stage == "fit" or data is not None):
+            raise UserError(
+                f"datamodule is {data and type(data).__name__}, but must be a PreferenceDataModule."
+            )
         if stage != "fit":
             return
-        if data is None:
+        if (every := self.weighting.every or 0) % (data.meta_every or math.inf) and self.weighting.needs_meta:
             raise UserError(
-                "PreferenceModule needs a datamodule that pairs its batches; give fit a PreferenceDataModule."
+                f"Policy update {every if data.meta_every else 0} is due for VNet (every {every}), but has "
+                "no meta-batch; set the datamodule's meta_every to it, or in a config the class's every."
             )
         if self.vnet is not None and self.trainer.global_step == 0:  # an earlier fit's; restored later
             self.weighting.updates = self.weighting.skipped = 0
@@ -272,9 +280,9 @@ class PreferenceModule(TrainedOnly):
 
     def _report_auto(self, why: object) -> None:
         """Record and print the chosen values."""
-        options = self._auto_options()
-        self.options |= {name.removeprefix("--model."): value for name, value in options.items()}
-        rank_zero_info(chosen(options, why))
+        if options := self._auto_options():
+            self.options |= {name.removeprefix("--model."): value for name, value in options.items()}
+            rank_zero_info(chosen(options, why))
 
     def _auto_options(self) -> dict[str, Any]:
         """Return the options that are "auto" and decided by memory, by full name, with their values."""
@@ -289,9 +297,13 @@ class PreferenceModule(TrainedOnly):
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
+        if isinstance(optimizer, list) or isinstance(schedule, (list, ReduceLROnPlateau)):
+            raise UserError(
+                "configure_optimizers returns several optimizers or schedules, or ReduceLROnPlateau; return "
+                "one optimizer, alone or with one schedule by updates."
+            )
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        meta, lr = self._meta(batch) if learns else None, optimizer.param_groups[0]["lr"]
+        meta = None if not learns else train[:0] if batch.meta is None else batch.meta
         keep = meta is not None and self.weighting.keep_gradients
         assert self.learning_rate is not None  # since ``setup``
         # Lines 2 to 12: Theta, if due, and the gradient for omega. Kept gradients end with the call.
@@ -299,7 +311,7 @@ class PreferenceModule(TrainedOnly):
             StepPairs(self.policy, self.objective, train, self.micro_batch, keep),
             self.weighting,
             meta,
-            lr,
+            optimizer.param_groups[0]["lr"],
             self.learning_rate,
         )
         self.outer_values = values or self.outer_values
@@ -312,23 +324,13 @@ class PreferenceModule(TrainedOnly):
         optimizer.step()
         optimizer.zero_grad()
         self.policy.gradient_memory.has_stepped = True
-        schedule.step()
+        if schedule is not None:
+            schedule.step()
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and (update + 1) % log_every == 0:
             self._log_training()
         u, delta, weights = inner.rewards.u, inner.rewards.delta, inner.weights
         return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
-
-    def _meta(self, batch: TrainingBatch) -> PairBatch:
-        """Return the meta-batch of a VNet update; empty for a weighting without one."""
-        if batch.meta is not None:
-            return batch.meta
-        if self.weighting.needs_meta:
-            raise UserError(
-                f"Policy update {self.global_step} is due for VNet (every {self.weighting.every}), but has "
-                "no meta-batch; set the datamodule's meta_every to it, or in a config the class's every."
-            )
-        return batch.train[:0]
 
     def _observe(self, train: PairBatch, inner: WeightedGradient, norm: Tensor) -> None:
         """Check the step's values, and pass them to objective, weighting and metrics."""
@@ -450,8 +452,6 @@ class PreferenceModule(TrainedOnly):
 
     def _take_over(self, saved: dict[str, Any]) -> None:
         """Use what a checkpoint's fit chose for "auto", so that it is resumed exactly."""
-        if not self._auto_options():
-            return
         if self.asks_micro_batch_size and (size := saved["micro_batch_size"]) is not None:
             self.micro_batch_size = math.gcd(size, self._share)
         if self.policy.asks_gradient_checkpointing:

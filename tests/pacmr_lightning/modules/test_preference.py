@@ -16,13 +16,14 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.tuner import Tuner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
-from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules import Files, PreferenceDataModule, SFTDataModule, WorldCompletions
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
@@ -284,6 +285,7 @@ def test_losses_that_are_no_numbers_stop_the_run(make_run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"objective": DPO}, "objective is <class '.*DPO'>, but it must be an Objective, such as DPO()"),
         ({"warmup_ratio": 1.5}, "warmup_ratio is 1.5"),
         ({"min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
@@ -298,23 +300,28 @@ def test_ranges(options, message):
 
 
 def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monkeypatch):
-    with pytest.raises(UserError, match=r"is 20, but the longest pair has \d+ tokens; set it to \d+ or more"):
-        make_run("dpo", module={"micro_batch_tokens": 20})
-    with pytest.raises(UserError, match="use GhostDotProduct"):
-        make_run("pacmr-central", module={"objective": RPOEM(1.0)})
-    with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
-        make_run("pacmr", meta_every=None)
-    monkeypatch.setattr(DPO, "learned", lambda _: {"loss": 1.0})
-    with pytest.raises(UserError, match="train/loss is the module's own curve; name"):
-        make_run("dpo")
-    monkeypatch.setattr(Unweighted, "weights", lambda _, rewards, batch: Weights(rewards.u[:, None]))
-    with pytest.raises(UserError, match=r"Unweighted returns the shape \(8, 1\) for 8 pairs, not \(8,\)"):
-        make_run("dpo")
-    for precision in ("bf16-mixed", "64-true"):
-        with pytest.raises(UserError, match=rf"precision is {precision}, .* leave it at 32-true"):
-            make_run("pacmr", precision=precision)
-    with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
-        quiet_trainer(None).fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
+    for method, options, message in (
+        ("dpo", {"module": {"micro_batch_tokens": 20}}, r"is 20, but .* \d+ tokens; set it to \d+ or more"),
+        ("pacmr-central", {"module": {"objective": RPOEM(1.0)}}, "use GhostDotProduct"),
+        ("pacmr", {"meta_every": None, "model": "nowhere"}, "update 0 is due .* no meta-batch"),
+        ("pacmr", {"meta_every": 3, "model": "nowhere"}, "update 2 is due .* no meta-batch"),
+        *(("pacmr", {"precision": one}, f"is {one}, .* leave it") for one in ("bf16-mixed", "64-true")),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_run(method, **options)
+    monkeypatch.setattr(PreferenceModule, "configure_optimizers", lambda m: torch.optim.SGD(m.parameters()))
+    by_metric = lambda m: ([sgd := torch.optim.SGD(m.parameters())], [ReduceLROnPlateau(sgd)])  # noqa: E731
+    for owner, name, does, message in (
+        (DPO, "learned", lambda _: {"loss": 1.0}, "train/loss is the module's own curve; name"),
+        (Unweighted, "weights", lambda _, r, b: Weights(r.u[:, None]), r"shape \(8, 1\) for 8 pairs, not"),
+        (PreferenceModule, "configure_optimizers", by_metric, "or ReduceLROnPlateau; return one optimizer"),
+    ):
+        monkeypatch.setattr(owner, name, does)
+        with pytest.raises(UserError, match=message):
+            make_run("dpo")
+    for data in (DataLoader([1, 2]), SFTDataModule(WorldCompletions(9, 9), None, 300)):
+        with pytest.raises(UserError, match=r"datamodule is .*, but must be a PreferenceDataModule"):
+            quiet_trainer(None).fit(PreferenceModule(make_policy()), data)
     with pytest.raises(UserError, match=r"^BatchSizeFinder would .*model.micro_batch_size auto tries"):
         Tuner(quiet_trainer(None)).scale_batch_size(PreferenceModule(make_policy()), DataLoader([1, 2]))
     monkeypatch.setattr(PolicyModel, "is_sharded", True)
