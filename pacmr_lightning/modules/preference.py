@@ -442,7 +442,7 @@ class PreferenceModule(TrainedOnly):
             part.load_state_dict(checkpoint[name])
         if not is_fitting(self):
             check_options(checkpoint["options"], self._own_options())
-        self.began_trained = checkpoint.get("began_trained", False)
+        self.began_trained = checkpoint["began_trained"]
         metrics = checkpoint["metrics"]
         # Sums over all ranks, continued by one.
         if self.global_rank == 0:

@@ -207,20 +207,18 @@ class PerPair:
         rows: of N pairs, with R rows of T tokens.
         leaves: (N, r, in) and (N, out, r); with a direction (N,) e alone, for A + e_i dA and B + e_i dB.
         direction: (dA, dB).
-        name: of the layer.
     """
 
     rows: Rows
     leaves: Sequence[Tensor]
     direction: Sequence[Tensor] = ()
-    name: str = ""
 
     def check(self, x: Tensor) -> None:
         """Raise UnsupportedLoraError unless a layer's (R, T, in) input has these rows."""
         if x.shape[:-1] != self.rows.token_pair.shape:
             raise UnsupportedLoraError(
-                f"GhostDotProduct and kept gradients need layers that see whole rows, but {self.name} sees "
-                "some tokens only (head or expert); leave it out of target_modules, or use CentralDifference."
+                "GhostDotProduct and kept gradients need LoRA layers that see whole rows, but one sees some "
+                "tokens only: leave lm_head and experts out of target_modules, or use CentralDifference."
             )
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:

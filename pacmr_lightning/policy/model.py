@@ -324,7 +324,7 @@ class PolicyModel(nn.Module):
         for names, layer in self.lora_layers().items():
             own = [leaves[name] for name in names] if direction is None else [leaves["e"]]
             along = [] if direction is None else [direction[name] for name in names]
-            per_pair[layer] = PerPair(rows, own, along, names[0].split(".")[-4])
+            per_pair[layer] = PerPair(rows, own, along)
         with layers_with("per_pair", per_pair):
             yield leaves
 
