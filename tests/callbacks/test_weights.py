@@ -81,11 +81,3 @@ def test_bad_input(tmp_path):
     (tmp_path / "weights" / "part-000-00000.parquet").write_text("nonsense")
     with pytest.raises(UserError, match="not a readable Parquet file"):
         read_weights(tmp_path)
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path):
-    (tmp_path / "file.txt").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file.txt") as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file.txt", "old")]
