@@ -84,7 +84,7 @@ class WeightRecorder(Callback):
             self.on_save_checkpoint(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, *_: Any) -> None:
-        """Write the remaining rows, before a checkpoint those of all its steps."""
+        """Write the remaining rows; before a checkpoint these are the rows of all its steps."""
         if not self._pending:
             return
         name = f"part-{trainer.global_rank:03d}-{self._next_number:05d}.parquet"

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
 from . import words
-from .manual_review import SETTLING, Texts
+from .manual_review import SETTLING, Texts, undecided
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 
@@ -50,6 +50,7 @@ def html_report(
     known = int(pairs["flipped"].notna().sum())
     votes = pairs.filter(regex=f"^{VOTE}").columns.tolist()
     script = _part("report.js")
+    suspected = set(pairs["id"][undecided(pairs) | pairs["p"].eq(0) & ~pairs["tie"]])  # 0 as decided
     own = {SCORES[findings.alone]: "u"}  # as the page names the score behind p
     policy = {"u": "policy's u"} if pairs["delta"].notna().any() else {}
     scores = own | policy | {"cross_fit_u": "cross-fitted u"} | own
@@ -83,7 +84,7 @@ def html_report(
         sample=drawn,
         usable=findings.agreement.usable,
         ranked=ranked,
-        suspected=sum(row.p < findings.threshold and not row.tie for row in others),
+        suspected=sum(row.id in suspected for row in others),
         decided="decision" in pairs,
         fold=FOLD,
         style=Markup(_part("report.css")),
@@ -104,12 +105,12 @@ def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _article(row: Any, texts: Texts, place: str, results: Sequence[str] = ()) -> dict[str, Any]:
+def _article(row: Any, texts: Texts, place: str, results: Sequence[str] | None = None) -> dict[str, Any]:
     """Return a pair for the page; a randomly sampled one has no results, so that none are revealed."""
-    facts = [place, row.id, *([] if pd.isna(row.category) else [row.category]), *results]
-    truth = "" if not results or pd.isna(row.flipped) else "wrong" if row.flipped else "right"
+    facts = [place, row.id, *([] if pd.isna(row.category) else [row.category]), *(results or ())]
+    truth = "" if results is None or pd.isna(row.flipped) else "wrong" if row.flipped else "right"
     # ASCII JSON keeps every id intact.
-    known = {"id": row.id, "observed": row.observed, "sample": not results, "texts": row.texts}
+    known = {"id": row.id, "observed": row.observed, "sample": results is None, "texts": row.texts}
     return {"named": json.dumps(known), "facts": " · ".join(facts), "texts": texts, "truth": truth}
 
 

@@ -35,10 +35,11 @@ def only_results() -> Iterator[None]:
 def print_result(what: RenderableType = "", style: str | None = None) -> None:
     """Print a text or table; lines in a file or pipe are never broken."""
     console = _Console(file=_stdout or sys.stdout, highlight=False, markup=False)
-    if not (console.is_terminal or "COLUMNS" in os.environ):
-        console.width = max(console.width, 200)
     wide = console.options.update(max_width=10_000)
-    if isinstance(what, Table) and console.measure(what, options=wide).maximum > console.width:
+    needed = console.measure(what, options=wide).maximum
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        console.width = max(console.width, 200, needed)
+    if isinstance(what, Table) and needed > console.width:
         for column in what.columns[1:]:
             column.header = str(column.header).replace(" ", "\n")
         what.columns[0].max_width = 12  # folded to no less; the terminal breaks lines that are too long still

@@ -134,6 +134,8 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
     assert f". Of the {left} undecided ones {1 - table.p[[*audit.left]].mean():.0%} are expected" in page
     counts = (f"{left + 14} of 1,500 labels. ", f"<td>{left + 14}</td>", "decided: ", "suggestion: ")
     assert "hand: 14 wrong, 2 right, 2 dropped." in page and [*map(page.count, counts)] == [1, 1, 18, 7]
+    shown = page.count("decided: swap") + page.count("suggestion: swap")
+    assert f"{shown} of them suspected" in page and shown > 14
     done = dict.fromkeys(suspected if action else (), "drop" if action == "drop" else "swap")
     done |= {name: word for name, word in decided.items() if word != "unsure"}
     expected = []

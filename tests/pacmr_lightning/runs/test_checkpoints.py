@@ -124,7 +124,7 @@ def test_trainables_only(runs):
     assert set(found) == {
         *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"),
         *("optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "weighting", "objective"),
-        *("metrics", "options", "reference"),
+        *("metrics", "options", "reference", "began_trained"),
     }
     assert len(found["state_dict"]) == 14 and all(".lora_" in name for name in found["state_dict"])
     assert {len(state["state"]) for state in found["optimizer_states"]} == {14}
