@@ -16,7 +16,7 @@ from ..policy import PolicyModel
 from ..policy.chat_template import end_tokens
 from ..policy.chunked_log_probs import upcast
 from ..policy.numerics import numerics
-from ..policy.positions import positions
+from ..policy.positions import check_largest, positions
 from ..policy.selfcheck import TOLERANCE
 from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response
@@ -148,8 +148,9 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], respo
 
 
 def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
-    """Raise UserError if ``max_new_tokens`` is below 1 or the model has too few positions."""
+    """Raise UserError if ``max_new_tokens`` is below 1 or the model has too few positions or embeddings."""
     check_at_least(1, max_new_tokens=max_new_tokens)
+    check_largest(policy.name, policy.model, int(batch.input_ids.max()))
     limit = positions(policy.model.config)
     longest = batch.input_ids.shape[1]
     if limit is not None and longest + max_new_tokens > limit:

@@ -169,11 +169,8 @@ class PreferenceModule(TrainedOnly):
             )
         if stage != "fit":
             return
-        if (every := self.weighting.every or 0) % (data.meta_every or math.inf) and self.weighting.needs_meta:
-            raise UserError(
-                f"Policy update {every if data.meta_every else 0} is due for VNet (every {every}), but has "
-                "no meta-batch; set the datamodule's meta_every to it, or in a config the class's every."
-            )
+        if (every := self.weighting.every or 0) % (data.meta_every or math.inf):
+            self._check_meta(every if data.meta_every else 0)
         if self.vnet is not None and self.trainer.global_step == 0:  # an earlier fit's; restored later
             self.weighting.updates = self.weighting.skipped = 0
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
@@ -297,12 +294,15 @@ class PreferenceModule(TrainedOnly):
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        if isinstance(optimizer, list) or isinstance(schedule, (list, ReduceLROnPlateau)):
+        one = not isinstance(optimizer, list) and optimizer.param_groups
+        if not one or isinstance(schedule, (list, ReduceLROnPlateau)):
             raise UserError(
-                "configure_optimizers returns several optimizers or schedules, or ReduceLROnPlateau; return "
-                "one optimizer, alone or with one schedule by updates."
+                "configure_optimizers returns no or several optimizers, several schedules or "
+                "ReduceLROnPlateau; return one optimizer, alone or with one schedule by updates."
             )
         learns = self.weighting.every is not None and update % self.weighting.every == 0
+        if learns and batch.meta is None:
+            self._check_meta(update)
         meta = None if not learns else train[:0] if batch.meta is None else batch.meta
         keep = meta is not None and self.weighting.keep_gradients
         assert self.learning_rate is not None  # since ``setup``
@@ -331,6 +331,15 @@ class PreferenceModule(TrainedOnly):
             self._log_training()
         u, delta, weights = inner.rewards.u, inner.rewards.delta, inner.weights
         return {"record": PairRecord(train.ids, u, delta, weights.g, weights.a, weights.b, train.flipped)}
+
+    def _check_meta(self, update: int) -> None:
+        """Raise UserError if an update without a meta-batch is due, and the weighting needs one."""
+        every = self.weighting.every
+        if self.weighting.needs_meta and update < planned_updates(self.trainer):
+            raise UserError(
+                f"Policy update {update} is due for VNet (every {every}), but has no meta-batch; set the "
+                f"datamodule's meta_every to {every}, or in a config the class's every."
+            )
 
     def _observe(self, train: PairBatch, inner: WeightedGradient, norm: Tensor) -> None:
         """Check the step's values, and pass them to objective, weighting and metrics."""

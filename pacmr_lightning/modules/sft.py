@@ -242,11 +242,20 @@ class SFTModule(TrainedOnly):
         check_finite(loss, of="validation loss")
         self.log("val/perplexity", loss.exp(), sync_dist=True)
 
-    def on_fit_start(self) -> None:
-        """Refuse a trainer precision that cast trained weights to half precision."""
+    def on_validation_start(self) -> None:
+        """Check that the model can read the rows if no fit has done so."""
+        if not is_fitting(self):
+            self._check_rows()
+
+    def _check_rows(self) -> None:
         assert self.network is not None
         plain = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
         datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", plain)
+
+    def on_fit_start(self) -> None:
+        """Check the rows, and refuse a trainer precision that cast trained weights to half precision."""
+        self._check_rows()
+        assert self.network is not None
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(

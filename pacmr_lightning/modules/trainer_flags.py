@@ -51,12 +51,13 @@ def check_trainer(trainer: Trainer, automatic: bool, whole: bool) -> None:
             )
         config, precision = trainer.strategy.config or {}, trainer.precision
         # DeepSpeed takes the "auto" of transformers for off in a section, and fails on it elsewhere.
-        on = [n for n in CASTS if (config.get(n) or {}).get("enabled", "auto") not in (False, "auto")]
+        parts = {n: part.get("enabled") if isinstance(part := config.get(n), dict) else part for n in CASTS}
+        on = [n for n, enabled in parts.items() if enabled not in (None, False, "auto")]
         casts = [f"trainer.precision {precision}"] * (precision != "32-true") + [f"{n} enabled" for n in on]
         own = ("optimizer", "scheduler", "train_batch_size", *([] if automatic else ["gradient_clipping"]))
         others = [f"{n} {value}" for n, value in config.items() if value == "auto" or (n in own and value)]
         if wrong := casts + others:
-            why = "other options of the run set that"
+            why = "other options of the run set that, and nothing fills in auto"
             if casts:
                 why = "trains in 32-true (half precision: the policy's dtype, or in SFT ddp with bf16-mixed)"
             raise UserError(f"DeepSpeed is given {wrong[0]}, but {why}; leave it out.")

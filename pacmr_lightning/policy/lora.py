@@ -59,11 +59,11 @@ def add_lora(
             if not any(name.endswith(f".{one}") for name in names):
                 fix = _other_targets(model, listed) if key == "target_modules" else "leave it out"
                 raise UserError(f"{key} names {one}, but {kind} has no such module; {fix}.")
-    asked = options.keys() - {"r", "target_modules"}
-    if options.get("layers_to_transform") is not None and options["target_modules"] == "all-linear":
+    asked, targets = options.keys() - {"r", "target_modules"}, options["target_modules"]
+    if options.get("layers_to_transform") is not None and targets == "all-linear":
         options = {**options, "target_modules": linear_names(model)}  # PEFT takes layers of a list alone
     others = _without_adapters(model)
-    if others and options["target_modules"] != DUMMY_TARGET_MODULES:
+    if others and targets != DUMMY_TARGET_MODULES:
         rank_zero_info(f"{kind} gets no adapter in {', '.join(others)}.")
         own = options.get("exclude_modules") or []
         own = own if isinstance(own, str) else _below(own)
@@ -81,8 +81,7 @@ def add_lora(
             adapted = get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
         said = " ".join(str(error).split()).rstrip(".")
-        targets, given = options["target_modules"], option
-        fix = "set target_modules to a list of names" if "is a str" in said else "change it"
+        given, fix = option, "set target_modules to a list of names" if "is a str" in said else "change it"
         if "layers_" not in said and re.match("Target module|.*Mamba-based", said):
             given, fix = f"target_modules {targets}", _other_targets(model, targets, said)
         raise UserError(f"{given} cannot be used with this model ({said[:200]}); {fix}.") from None

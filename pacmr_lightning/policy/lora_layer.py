@@ -218,7 +218,8 @@ class PerPair:
         if x.shape[:-1] != self.rows.token_pair.shape:
             raise UnsupportedLoraError(
                 "GhostDotProduct and kept gradients need LoRA layers that see whole rows, but one sees some "
-                "tokens only: leave lm_head and experts out of target_modules, or use CentralDifference."
+                "tokens only: leave lm_head and experts out of target_modules, or use CentralDifference with "
+                "keep_gradients auto."
             )
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ..batch import LogProbs, PairBatch
 from ..errors import UserError, check_at_least, check_choice, check_within, first_line, is_out_of_memory
 from ..files import expanded
 from ..strategies.ranks import max_over_ranks
-from ..strategies.sharding import is_sharded, shape
+from ..strategies.sharding import is_sharded, shape, whole
 from ..waiting import waiting
 from .attention import AskedLayout, AttentionPlan, check_attention, exclude_cudnn
 from .base_model import compile_layers, load_base, plain_model, recompute_activations, weights_digest
@@ -232,7 +232,9 @@ class PolicyModel(nn.Module):
     @property
     def is_trained(self) -> bool:
         """True if a B of LoRA, all of which are zero until they are trained, is not."""
-        return any(bool(p.any()) for name, p in self.adapter().items() if ".lora_B." in name)
+        b = [p for name, p in self.adapter().items() if ".lora_B." in name]
+        with whole(b):
+            return any(bool(p.any()) for p in b)
 
     @property
     def is_sharded(self) -> bool:

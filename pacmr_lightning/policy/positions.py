@@ -50,11 +50,17 @@ def check_tokens(name: str, model: PreTrainedModel, lengths: np.ndarray, largest
             f"of the model {name} (the longest has {lengths.max():,} tokens); set max_length to {limit} or "
             "less, which leaves them out."
         )
+    check_largest(name, model, largest)
+
+
+def check_largest(name: str, model: PreTrainedModel, largest: int) -> None:
+    """Raise UserError if the model has no embedding of the largest token id."""
     rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     if rows is not None and largest >= rows:
         raise UserError(
             f"The tokenizer has the token id {largest}, but the model {name} has {rows} embeddings; use the "
-            "model's own tokenizer, or save the model with more (resize_token_embeddings)."
+            "model's own tokenizer (an adapter's: its base's), or save that model with more "
+            "(resize_token_embeddings)."
         )
 
 

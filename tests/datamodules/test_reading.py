@@ -136,10 +136,6 @@ BAD_LINES = [
     (b'{"prompt": "a", "rejected": "c"}', r"line 3 has no 'chosen' .*'prompt', 'rejected'"),
     (b'{"chosen": "a", "rejected": null}', "line 3 has no 'rejected'"),
     (b'{"chosen": 3, "rejected": "c"}', "line 3: 'chosen' is 3, but it must be a string"),
-    (
-        b'{"chosen": [{"role": "user", "content": "a"}], "rejected": "c"}',
-        "line 3: 'rejected' is a text, but 'chosen' is a list of chat messages",
-    ),
     (SIDES % (b"flipped", b'"yes"'), "'flipped' is 'yes'"),
     (SIDES % (b"eta", b"1.5"), "'eta' is 1.5"),
     (SIDES % (b"eta", b"NaN"), "'eta' is nan"),

@@ -184,7 +184,7 @@ def test_from_python(tmp_path):
     with pytest.raises(UserError, match=rf"trainer\.accumulate_grad_{said}"):
         quiet_trainer(tmp_path, accumulate_grad_batches=2).fit(module, data)
     sections = {"bf16": {"enabled": True}}, {"fp16": {"enabled": "auto"}, "optimizer": {"type": "AdamW"}}
-    for config in (*sections, {"gradient_clipping": 0.1}, {"train_micro_batch_size_per_gpu": "auto"}):
+    for config in (*sections, {"bf16": True}, {"gradient_clipping": 0.1}, {"steps_per_print": "auto"}):
         with pytest.raises(UserError, match=f"DeepSpeed is given {[*config][-1]} .*; leave it out"):
             quiet_trainer(tmp_path, strategy=LoraDeepSpeedStrategy(config=config)).fit(module, data)
     with pytest.raises(UserError, match="LearningRateFinder"):

@@ -309,12 +309,14 @@ def test_what_a_run_cannot_do_is_found_at_its_start(make_run, make_policy, monke
     ):
         with pytest.raises(UserError, match=message):
             make_run(method, **options)
+    make_run("pacmr", meta_every=3, steps=2)  # it ends before the update that has no meta-batch
     monkeypatch.setattr(PreferenceModule, "configure_optimizers", lambda m: torch.optim.SGD(m.parameters()))
     by_metric = lambda m: ([sgd := torch.optim.SGD(m.parameters())], [ReduceLROnPlateau(sgd)])  # noqa: E731
     for owner, name, does, message in (
         (DPO, "learned", lambda _: {"loss": 1.0}, "train/loss is the module's own curve; name"),
         (Unweighted, "weights", lambda _, r, b: Weights(r.u[:, None]), r"shape \(8, 1\) for 8 pairs, not"),
         (PreferenceModule, "configure_optimizers", by_metric, "or ReduceLROnPlateau; return one optimizer"),
+        (PreferenceModule, "configure_optimizers", lambda _: None, "returns no or several optimizers"),
     ):
         monkeypatch.setattr(owner, name, does)
         with pytest.raises(UserError, match=message):

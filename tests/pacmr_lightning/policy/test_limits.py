@@ -70,8 +70,9 @@ def test_longer_pairs_are_told_before_anything_is_computed(tiny_llama, pairs, wr
     row = {"prompt": "What is it of many?", "completion": " It is one of many."}
     rows = write_rows([row] * 8, "sft.jsonl")
     data = SFTDataModule(CompletionFiles(rows, rows), tokenizer=short, batch_size=4)
-    with pytest.raises(UserError, match=said):
-        quiet_trainer(tmp_path, max_steps=1).fit(SFTModule(model=short), data)
+    for start in ("fit", "validate"):
+        with pytest.raises(UserError, match=said):
+            getattr(quiet_trainer(tmp_path, max_steps=1), start)(SFTModule(model=short), data)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -82,5 +83,7 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks(tiny_llama, tiny_tokenizer
     larger.add_tokens(["best of"])
     larger.save_pretrained(model)
     said = rf"The tokenizer has the token id {rows}, but the model .* has {rows} embeddings"
-    with pytest.raises(UserError, match=said):
-        quiet_trainer(tmp_path).fit(PreferenceModule(PolicyModel(model)), preference(model, pairs))
+    module = PreferenceModule(PolicyModel(model))
+    for start in ("fit", "validate", "predict"):
+        with pytest.raises(UserError, match=said):
+            getattr(quiet_trainer(tmp_path), start)(module, preference(model, pairs))
