@@ -294,8 +294,8 @@ class PreferenceModule(TrainedOnly):
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        one = not isinstance(optimizer, list) and optimizer.param_groups
-        if not one or isinstance(schedule, (list, ReduceLROnPlateau)):
+        refused = isinstance(schedule, (list, ReduceLROnPlateau))
+        if refused or isinstance(optimizer, list) or not optimizer.param_groups:
             raise UserError(
                 "configure_optimizers returns no or several optimizers, several schedules or "
                 "ReduceLROnPlateau; return one optimizer, alone or with one schedule by updates."
