@@ -294,8 +294,11 @@ class PreferenceModule(TrainedOnly):
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        refused = isinstance(schedule, (list, ReduceLROnPlateau))
-        if refused or isinstance(optimizer, list) or not optimizer.param_groups:
+        if (
+            isinstance(optimizer, list)
+            or not optimizer.param_groups
+            or isinstance(schedule, (list, ReduceLROnPlateau))
+        ):
             raise UserError(
                 "configure_optimizers returns no or several optimizers, several schedules or "
                 "ReduceLROnPlateau; return one optimizer, alone or with one schedule by updates."
