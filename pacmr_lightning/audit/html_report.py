@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ..evaluation.answer_store import content_key
 from . import words
-from .manual_review import SETTLING, Texts, undecided
+from .manual_review import SETTLING, Texts, decided_wrong, undecided
 from .scorers import NAMES, SCORES, VOTE
 from .suspected import Findings
 
@@ -50,7 +50,7 @@ def html_report(
     known = int(pairs["flipped"].notna().sum())
     votes = pairs.filter(regex=f"^{VOTE}").columns.tolist()
     script = _part("report.js")
-    suspected = set(pairs["id"][undecided(pairs) | pairs["p"].eq(0) & ~pairs["tie"]])  # 0 as decided
+    suspected = set(pairs["id"][undecided(pairs) | decided_wrong(pairs)])
     own = {SCORES[findings.alone]: "u"}  # as the page names the score behind p
     policy = {"u": "policy's u"} if pairs["delta"].notna().any() else {}
     scores = own | policy | {"cross_fit_u": "cross-fitted u"} | own

@@ -132,6 +132,11 @@ def undecided(table: pd.DataFrame) -> pd.Series:
     return table["suggested"].eq("swap") & ~settled(table)
 
 
+def decided_wrong(table: pd.DataFrame) -> pd.Series:
+    """Return a mask of the labels that a decision calls wrong, of which p is 0; a tie is neither."""
+    return table["p"].eq(0) & ~table["tie"]
+
+
 def read_decisions(path: str) -> Decisions:
     """Read decisions from a file of JSON Lines, as the report's page saves.
 

@@ -122,8 +122,7 @@ def audit(
         near = similar_folder(Path(run))
         hint = f"did you mean {near}?" if near else "give the pairs, as in --data pairs.jsonl, for a model."
         raise UserError(f"There is no folder {run} of a run; {hint}")
-    if source is not None:
-        source = pairs_of(source)
+    source = None if source is None else pairs_of(source)
     folder = local_path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
     options = replace(options, output=str(folder))

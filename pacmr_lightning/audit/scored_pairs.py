@@ -95,10 +95,10 @@ def score_fit(
 ) -> ScoredPairs:
     """Score the training pairs of a trained module; ``noise`` names the injected label noise in a note."""
     scorer: Scorer | None = options.score
-    visits = read_weights(str(run)) if scorer is None and weight_parts(str(run)) else None
+    recorded = scorer is None and bool(weight_parts(str(run)))
+    visits = read_weights(str(run)) if recorded and not module.began_trained else None
     notes = _check_pairs(options, data.source, data.train_pairs)
-    if visits is not None and module.began_trained:
-        visits = None
+    if recorded and module.began_trained:
         notes.append("The policy was already trained when the fit began, so no label counts as unseen.")
     groups, grouped = linear_probe.text_groups(data.train_pairs.rows)
     if scorer == "probe":

@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .agreement import Agreement, Votes, agreement
 from .annotators import annotator_reliability, group_reliability
-from .manual_review import Decisions, settled
+from .manual_review import Decisions, decided_wrong, settled
 from .scorers import NAMES, SCORES, Scorer
 
 
@@ -70,7 +70,7 @@ def find(
     ranked = pairs.assign(p=found.p if found.usable else np.nan, p_majority=found.p_majority)
     ranked["suggested"] = np.where(suspected, "swap", "keep")
     ranked = ranked if decided is None else decided.follow(ranked)
-    done, wrong = settled(ranked).to_numpy(), ranked["p"].eq(0).to_numpy() & ~ties  # p of a decided label
+    done, wrong = settled(ranked).to_numpy(), decided_wrong(ranked).to_numpy()
     methods, shares, known = [], [], found.rate if found.known else None
     own = replace(votes, verdicts=np.zeros((len(pairs), 0)))  # those of annotators alone
     for name in (scorer, *_computed(pairs, scorer, alone)):
@@ -85,8 +85,7 @@ def find(
     # With several votes on a pair p does not follow the score.
     by = [*(["tie"] if found.usable else []), "place", SCORES[scorer], "u"]
     ranked = ranked.assign(place=ranked["p"].fillna(0.5)).sort_values(by, kind="stable", ignore_index=True)
-    ranked = ranked.drop(columns="place")
-    ranked["rank"] = np.arange(1, len(ranked) + 1)
+    ranked = ranked.drop(columns="place").assign(rank=np.arange(1, len(ranked) + 1))
     low, high = (pairs[SCORES[scorer]][which] for which in (suspected, ~suspected))
     cut = float(low.max() + high.min()) / 2 if low.max() < high.min() else None
     told = found.usable or (votes.total > 1).any()  # else nothing says whether a label is right

@@ -304,9 +304,10 @@ class PreferenceModule(TrainedOnly):
                 "ReduceLROnPlateau; return one optimizer, alone or with one schedule by updates."
             )
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        if learns and batch.meta is None:
+        meta = batch.meta if learns else None
+        if learns and meta is None:
             self._check_meta(update)
-        meta = None if not learns else train[:0] if batch.meta is None else batch.meta
+            meta = train[:0]  # of a weighting without one
         keep = meta is not None and self.weighting.keep_gradients
         assert self.learning_rate is not None  # since ``setup``
         # Lines 2 to 12: Theta, if due, and the gradient for omega. Kept gradients end with the call.
@@ -375,7 +376,7 @@ class PreferenceModule(TrainedOnly):
     def on_validation_start(self) -> None:
         """Check that the policy can read the pairs if no fit has done so."""
         data = datamodule(self.trainer)
-        if data is not None and not self.trainer.training:
+        if data is not None and not is_fitting(self):
             data.check_model(self.policy)
 
     on_test_start = on_validation_start

@@ -1,5 +1,4 @@
 """The policy: a causal language model with a LoRA adapter, and the log-probabilities it gives."""
 
-from .model import Direction, PolicyModel
-
-__all__ = ["Direction", "PolicyModel"]
+from .model import Direction as Direction
+from .model import PolicyModel as PolicyModel

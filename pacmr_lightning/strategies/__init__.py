@@ -1,5 +1,5 @@
 """Trainer strategies for a LoRA policy."""
 
-from .deepspeed import LoraDeepSpeedStrategy, check_strategy, set_gradient
-
-__all__ = ["LoraDeepSpeedStrategy", "check_strategy", "set_gradient"]
+from .deepspeed import LoraDeepSpeedStrategy as LoraDeepSpeedStrategy
+from .deepspeed import check_strategy as check_strategy
+from .deepspeed import set_gradient as set_gradient
